@@ -1,0 +1,1 @@
+"""The rivals: one decoding method a module, on the shared engine. None knows another."""

@@ -1,0 +1,242 @@
+"""The contract between the harness and a decoding method. Imports nothing of ours.
+
+A `Decoder` owns its models and advances a batch of sequences in rounds; the harness has the clock:
+
+    decoder = DecoderClass.create(setup)
+    decoder.start(requests)               # prefill; emits nothing
+    while live sequences:
+        rounds = decoder.step()           # one `Round` for each live sequence, >= 1 token each
+        decoder.release(finished_id)      # frees the slot of a finished (or abandoned) sequence
+        decoder.admit(next_request)       # prefills into a free slot while the others stay live
+    decoder.close()                       # ends worker processes; safe to call twice
+
+Methods are found by name through the entry-point group `harness.decoders`, so other packages can
+add theirs without a fork.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+from pydantic import BaseModel, ConfigDict
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are drawn. Both p (target) and q (draft) are the distributions AFTER these.
+
+    Attributes:
+        temperature: 0 is greedy (argmax, lowest id on a tie).
+        top_k: keep the k most likely tokens; 0 is off.
+        top_p: keep the smallest set of most likely tokens whose mass reaches top_p; 1.0 is off.
+        seed: the run's seed; every draw is a function of (seed, request id, role, position).
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt to continue.
+
+    Attributes:
+        request_id: unique in its run; part of the key of its random streams.
+        prompt_ids: token ids, chat template and BOS already applied; never empty.
+        max_new_tokens: hard limit on emitted tokens, counting an end-of-sequence token.
+        sampling: how to draw.
+        eos_token_ids: generation ends with (and includes) the first of these.
+        stop_sequences: generation ends with the first token at which the output ends in one of
+            these token-id sequences (included in the output).
+    """
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    max_new_tokens: int
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    eos_token_ids: frozenset[int] = frozenset()
+    stop_sequences: tuple[tuple[int, ...], ...] = ()
+
+
+class FinishReason(StrEnum):
+    """Why a sequence ended."""
+
+    EOS = "eos"
+    STOP = "stop"
+    LENGTH = "length"  # max_new_tokens reached
+    CONTEXT = "context"  # the KV cache has no room for another round
+
+
+class CacheOutcome(StrEnum):
+    """Whether the verification outcome was found in the speculation cache."""
+
+    HIT = "hit"
+    MISS = "miss"
+
+
+class SpanKind(StrEnum):
+    """What a stretch of a round was spent on. `SPECULATE` runs beside the others."""
+
+    DRAFT = "draft"  # drafting on the critical path
+    VERIFY = "verify"  # the target's forward pass and the accept/reject decision
+    WAIT = "wait"  # the target idle, waiting for the draft process
+    SPECULATE = "speculate"  # the draft process at work while the target verifies
+
+
+class Span(NamedTuple):
+    """A stretch of time on `time.perf_counter_ns`, comparable between processes of one machine."""
+
+    kind: SpanKind
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What one step did for one sequence.
+
+    Attributes:
+        request_id: the sequence.
+        tokens: emitted ids, already cut at EOS, stop sequence and max_new_tokens; at least one.
+        drafted: tokens proposed to the target in this round (0 for autoregressive decoding).
+        accepted: how many of them the target accepted, before any cut; at most `drafted`.
+        spans: where the time went. Sequences advanced together share the same spans.
+        finish: set on the sequence's last round.
+        cache: hit or miss of the speculation that was verified in this round; None where there is
+            no cache or no earlier outcome (a sequence's first round).
+        backup: which fallback drafted after a miss ("neural", "fast"); None otherwise.
+        guesses: outcomes ready in the speculation cache for this sequence; None without a cache.
+    """
+
+    request_id: str
+    tokens: tuple[int, ...]
+    drafted: int
+    accepted: int
+    spans: tuple[Span, ...] = ()
+    finish: FinishReason | None = None
+    cache: CacheOutcome | None = None
+    backup: str | None = None
+    guesses: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Which devices each model owns. On a CPU a device is a set of cores, one thread each.
+
+    Attributes:
+        target_cores: cores of the target; the process that calls `step` runs on these.
+        draft_cores: cores of the draft worker of asynchronous methods. Synchronous methods draft
+            on the target's cores.
+    """
+
+    target_cores: tuple[int, ...] = (0,)
+    draft_cores: tuple[int, ...] = (1,)
+
+    @property
+    def shared(self) -> bool:
+        """True when the draft worker has no core of its own (flagged in reports)."""
+        return bool(set(self.target_cores) & set(self.draft_cores))
+
+
+class ModelProvider(Protocol):
+    """Gives a decoder its models; a process loads each once, whatever the number of decoders."""
+
+    def target(self) -> Any:
+        """The target, ready to run (in-house: `impl.engine.transformer.Transformer`)."""
+
+    def draft(self) -> Any:
+        """The draft model; raises `ModelError` when the pair has none."""
+
+    @property
+    def target_folder(self) -> Path:
+        """The target's weights in Hugging Face layout (for peers that load them their own way)."""
+
+    @property
+    def draft_folder(self) -> Path | None:
+        """The draft's weights in Hugging Face layout, or None when the pair has no draft."""
+
+
+class DecoderOptions(BaseModel):
+    """Base of each method's own parameters (`--set METHOD.KEY=VALUE`); unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderSetup:
+    """Everything a decoder is built from.
+
+    Attributes:
+        models: source of the loaded target and draft.
+        options: the method's own validated parameters, an instance of `Decoder.Options`.
+        placement: cores of target and draft.
+        batch_size: most sequences live at once; the KV caches are sized by it.
+        max_context: most tokens (prompt + output) of one sequence.
+        deterministic: switch off choices that follow the clock (never changes the distribution).
+    """
+
+    models: ModelProvider
+    options: DecoderOptions
+    placement: Placement = field(default_factory=Placement)
+    batch_size: int = 1
+    max_context: int = 2048
+    deterministic: bool = False
+
+
+class Decoder(abc.ABC):
+    """A decoding method. See the module docstring for the order of calls.
+
+    Class attributes:
+        name: the method's name on the command line.
+        Options: its parameters, with defaults.
+        needs_draft: whether the pair must have a draft model.
+        asynchronous: whether it owns the draft's device beside the target's. Decides the number of
+            devices that per-device figures divide by.
+    """
+
+    name: ClassVar[str]
+    Options: ClassVar[type[DecoderOptions]] = DecoderOptions
+    needs_draft: ClassVar[bool] = False
+    asynchronous: ClassVar[bool] = False
+
+    @classmethod
+    @abc.abstractmethod
+    def create(cls, setup: DecoderSetup) -> Decoder:
+        """Loads models, starts workers. Raises `ModelError` or `DraftProcessError`."""
+
+    @abc.abstractmethod
+    def start(self, requests: Sequence[Request]) -> None:
+        """Drops whatever was live and prefills `requests` (at most the setup's batch size).
+
+        Returns when every model has finished its prefill, so that no prefill leaks into a step.
+
+        Raises:
+            RequestError: empty prompt, or no room for prompt and one token. Nothing is live then.
+        """
+
+    @abc.abstractmethod
+    def admit(self, request: Request) -> None:
+        """Prefills one request into a free slot. On `RequestError` the others are untouched."""
+
+    @abc.abstractmethod
+    def release(self, request_id: str) -> None:
+        """Frees a sequence's slot. A finished sequence is not stepped even before this call."""
+
+    @abc.abstractmethod
+    def step(self) -> list[Round]:
+        """Advances every live, unfinished sequence by one round. Raises `DraftProcessError`."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Ends worker processes and frees shared memory. Safe to call more than once."""
+
+    def diagnostics(self) -> Mapping[str, float | int | str]:
+        """What the method wants stored beside a cell (chosen lookahead, cache memory, ...)."""
+        return {}

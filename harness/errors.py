@@ -1,0 +1,43 @@
+"""The error tree of the project: everything a user can cause or must be told about.
+
+The command line prints the message of a `HarnessError` as one line and exits with its `exit_code`;
+anything else is a bug and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+
+class HarnessError(Exception):
+    """Base class; the message names the field at fault and the fix, in one line."""
+
+    exit_code = 1
+
+
+class UsageError(HarnessError):
+    """The command, an option or a run file is wrong (exit 2)."""
+
+    exit_code = 2
+
+
+class ModelError(HarnessError):
+    """Weights, tokenizer or architecture that cannot be loaded or do not fit together."""
+
+
+class DatasetError(HarnessError):
+    """A dataset that is absent, altered or malformed."""
+
+
+class RequestError(HarnessError):
+    """One request that cannot be decoded (empty prompt, prompt longer than the context)."""
+
+
+class DraftProcessError(HarnessError):
+    """The draft worker died, hung or failed; ends the cell with this reason."""
+
+
+class NonFiniteLogitsError(HarnessError):
+    """A model produced NaN or infinite logits."""
+
+
+class StoreError(HarnessError):
+    """A run directory that cannot be read, written or continued."""

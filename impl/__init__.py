@@ -1,0 +1,1 @@
+"""In-house implementations: the engine that every method shares, and the reference SSD/Saguaro."""
