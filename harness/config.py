@@ -1,0 +1,191 @@
+"""What a run is: the run file (YAML) and the command line's overrides, validated once.
+
+Knows the shape of a run, not what its names mean: methods are checked by the registry, pairs and
+datasets by theirs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from harness.decoder import Placement
+from harness.errors import UsageError
+from harness.messages import describe, first_line
+
+DEFAULT_PAIR = "qwen2.5-coder"
+_MODEL_FIELDS = ("pair", "target", "draft")
+
+Count = Annotated[int, Field(ge=1)]
+Temperature = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+OptionValue = bool | int | float | str | None | list[Any]
+
+
+class RunConfig(BaseModel):
+    """A benchmark run: which cells, on which models and prompts, measured how.
+
+    Attributes:
+        pair: a named target/draft pair; None when the models are given by path.
+        target: the target's weights (folder, GGUF file or hub id) instead of a named pair.
+        draft: the draft's weights, with `target`.
+        methods: decoding methods by name.
+        options: method -> its own parameters (`--set METHOD.KEY=VALUE`).
+        datasets: prompt sets by name.
+        prompts: how many prompts of each dataset; None is all of them.
+        max_new_tokens: most tokens emitted for one prompt, an end-of-sequence token counted.
+        temperatures: one group of cells each; 0 is greedy.
+        batch_sizes: sequences decoded together, one group of cells each.
+        top_k, top_p: truncation of target and draft alike; 0 and 1.0 are off.
+        repeats: how often every cell decodes every prompt.
+        seed: of sampling, of the order of cells, of bootstrap resampling.
+        max_context: most tokens of prompt and output together.
+        block_size: prompts that a cell decodes before another cell has its turn.
+        placement: cores of the target and of an asynchronous method's draft worker.
+        deterministic: switch off choices that follow the clock (slower, reproducible).
+        control: measure the baseline a second time (A/A); its speedup interval must hold 1.
+        warmup_steps: most unmeasured steps of each decoder before the first item; fewer when
+            their durations agree sooner.
+        raw: prompts as they are, without the chat template.
+        system: system prompt of the chat template.
+        data_dir: mirror folder of JSONL prompt files.
+        cache_dir: where fetched and converted weights are kept.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    pair: str | None = None
+    target: str | None = None
+    draft: str | None = None
+    methods: tuple[str, ...] = ("ar", "sd", "ssd")
+    options: dict[str, dict[str, OptionValue]] = {}
+    datasets: tuple[str, ...] = ("mini",)
+    prompts: Count | None = None
+    max_new_tokens: Count = 128
+    temperatures: tuple[Temperature, ...] = (0.0,)
+    batch_sizes: tuple[Count, ...] = (1,)
+    top_k: Annotated[int, Field(ge=0)] = 0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    repeats: Count = 1
+    seed: Annotated[int, Field(ge=0)] = 0
+    max_context: Annotated[int, Field(ge=2)] = 2048
+    block_size: Count = 4
+    placement: Placement = Placement()
+    deterministic: bool = False
+    control: bool = True
+    warmup_steps: Count = 20
+    raw: bool = False
+    system: str | None = None
+    data_dir: Path | None = None
+    cache_dir: Path | None = None
+
+    @field_validator("methods", "datasets", "temperatures", "batch_sizes")
+    @classmethod
+    def _some_and_distinct(cls, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        if not values:
+            raise ValueError("needs at least one value")
+        twice = [value for value in dict.fromkeys(values) if values.count(value) > 1]
+        if twice:
+            raise ValueError(f"{twice[0]} is listed twice")
+        return values
+
+    @field_validator("placement")
+    @classmethod
+    def _has_cores(cls, placement: Placement) -> Placement:
+        if not placement.target_cores or not placement.draft_cores:
+            raise ValueError("target_cores and draft_cores need at least one core each")
+        return placement
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_pair(cls, data: Any) -> Any:
+        if isinstance(data, Mapping) and not any(data.get(key) for key in _MODEL_FIELDS):
+            return {**data, "pair": DEFAULT_PAIR}
+        return data
+
+    @model_validator(mode="after")
+    def _one_source_of_models(self) -> Self:
+        if self.pair and (self.target or self.draft):
+            raise ValueError("pair: name a pair or give target and draft, not both")
+        if not (self.pair or self.target):
+            raise ValueError("draft: needs a target beside it")
+        if self.raw and self.system is not None:
+            raise ValueError("system: has no place in a raw prompt; drop it or drop raw")
+        return self
+
+
+def load(path: Path | None, overrides: Mapping[str, Any]) -> RunConfig:
+    """Reads a run file and lays the command line's choices over it.
+
+    Args:
+        path: a YAML file; None for the defaults.
+        overrides: fields of `RunConfig`; `options` and `placement` are merged key by key.
+
+    Raises:
+        UsageError: unreadable file, unknown field or value out of range, in one line.
+    """
+    values = merge({} if path is None else _read(path), overrides)
+    try:
+        return RunConfig.model_validate(values)
+    except ValidationError as error:
+        where = f"{path}: " if path is not None else ""
+        raise UsageError(where + describe(error, _field_names())) from error
+
+
+def merge(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Lays `overrides` over `values`; mappings are merged, everything else is replaced.
+
+    Models named in the overrides, as a pair or by path, replace those of the file altogether.
+    """
+    merged = dict(values)
+    if any(key in overrides for key in _MODEL_FIELDS):
+        merged = {key: value for key, value in merged.items() if key not in _MODEL_FIELDS}
+    for key, value in overrides.items():
+        below = merged.get(key)
+        both = isinstance(below, Mapping) and isinstance(value, Mapping)
+        merged[key] = merge(below, value) if both else value  # type: ignore[arg-type]
+    return merged
+
+
+def parse_settings(settings: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """`METHOD.KEY=VALUE` arguments as method -> key -> value, each value read as YAML.
+
+    >>> parse_settings(["ssd.lookahead=6", "ssd.backup=fast"])
+    {'ssd': {'lookahead': 6, 'backup': 'fast'}}
+    """
+    options: dict[str, dict[str, Any]] = {}
+    for setting in settings:
+        name, equals, text = setting.partition("=")
+        method, dot, key = name.partition(".")
+        if not (equals and dot and method and key):
+            raise UsageError(f"--set {setting}: must look like METHOD.KEY=VALUE")
+        try:
+            options.setdefault(method, {})[key] = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise UsageError(f"--set {setting}: value is no YAML: {first_line(error)}") from error
+    return options
+
+
+def _field_names() -> list[str]:
+    nested = [f"placement.{field.name}" for field in dataclasses.fields(Placement)]
+    return [*RunConfig.model_fields, *nested]
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--config {path}: cannot be read: {first_line(error)}") from error
+    except yaml.YAMLError as error:
+        raise UsageError(
+            f"--config {path}: no valid YAML: {' '.join(str(error).split())}"
+        ) from error
+    if values is None:
+        return {}
+    if not isinstance(values, Mapping):
+        raise UsageError(f"--config {path}: must be a mapping of fields to values")
+    return values

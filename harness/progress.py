@@ -1,0 +1,135 @@
+"""The progress of a run on stderr: a bar on a terminal, plain lines elsewhere.
+
+Nothing is drawn while an item is measured: the bar has no refresh thread, it is redrawn between
+items only, so that showing progress takes no time from the measured cores.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol, TextIO
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as RichBar
+
+
+class Progress(Protocol):
+    """Where a run says how far it is."""
+
+    def note(self, text: str) -> None:
+        """One line about what happens outside the items (loading, a failed cell, ...)."""
+
+    def begin(self, total: int) -> None:
+        """The number of work items to come."""
+
+    def item(self, name: str) -> None:
+        """An item is about to be measured."""
+
+    def done(self, tokens: int, decode_ns: int) -> None:
+        """The item has ended: tokens emitted and the time that its steps took."""
+
+    def close(self) -> None:
+        """Leaves the terminal clean. Safe to call more than once."""
+
+
+def progress(stream: TextIO = sys.stderr) -> Progress:
+    """A bar when the stream is a terminal, else plain lines."""
+    return BarProgress(stream) if stream.isatty() else LineProgress(stream)
+
+
+def time_left(elapsed_s: float, done: int, total: int) -> str:
+    """Time left, at the mean pace so far, as m:ss; `-:--` before the first item has ended."""
+    if not done:
+        return "-:--"
+    seconds = round(elapsed_s / done * (total - done))
+    return f"{seconds // 60}:{seconds % 60:02d}"
+
+
+def tokens_per_second(tokens: int, decode_ns: int) -> str:
+    """The rate of one item; a dash when nothing was measured."""
+    return f"{tokens * 1e9 / decode_ns:.1f} tok/s" if decode_ns else "- tok/s"
+
+
+class LineProgress:
+    """One plain line for every item that has ended."""
+
+    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream = stream
+        self._clock = clock
+        self._total = self._done = 0
+        self._name = ""
+        self._began = 0.0
+
+    def note(self, text: str) -> None:
+        self._stream.write(f"{text}\n")
+        self._stream.flush()
+
+    def begin(self, total: int) -> None:
+        self._total, self._done, self._began = total, 0, self._clock()
+
+    def item(self, name: str) -> None:
+        self._name = name
+
+    def done(self, tokens: int, decode_ns: int) -> None:
+        self._done += 1
+        left = time_left(self._clock() - self._began, self._done, self._total)
+        rate = tokens_per_second(tokens, decode_ns)
+        count = f"[{self._done:{len(str(self._total))}}/{self._total}]"
+        self.note(f"{count} {self._name}  {rate}  {left} left")
+
+    def close(self) -> None:
+        pass
+
+
+class BarProgress:
+    """One bar over the whole run with the current cell, the last rate and the time left."""
+
+    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+        from rich.console import Console
+
+        self._console = Console(file=stream)
+        self._clock = clock
+        self._bar: RichBar | None = None
+        self._total = self._done = 0
+        self._began = 0.0
+        self._rate = "- tok/s"
+
+    def note(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False)
+
+    def begin(self, total: int) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+        self._total, self._done, self._began = total, 0, self._clock()
+        columns = (
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[rate]}  {task.fields[left]} left  {task.description}"),
+        )
+        self._bar = Progress(*columns, console=self._console, auto_refresh=False)
+        self._bar.add_task("", total=total, rate=self._rate, left="-:--")
+        self._bar.start()
+
+    def item(self, name: str) -> None:
+        self._update(name)
+
+    def done(self, tokens: int, decode_ns: int) -> None:
+        self._done += 1
+        self._rate = tokens_per_second(tokens, decode_ns)
+        self._update("")
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def _update(self, name: str) -> None:
+        if self._bar is None:
+            return
+        left = time_left(self._clock() - self._began, self._done, self._total)
+        task = self._bar.task_ids[0]
+        self._bar.update(
+            task, completed=self._done, description=name, rate=self._rate, left=left, refresh=True
+        )

@@ -1,0 +1,134 @@
+"""The run file: validation, overrides, and one clear line for every mistake."""
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from harness.config import DEFAULT_PAIR, RunConfig, load, merge, parse_settings
+from harness.decoder import Placement
+from harness.errors import UsageError
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "run.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_a_run_file_is_read_and_the_command_line_wins(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        """
+        pair: from-file
+        methods: [ar, ssd]
+        temperatures: [0, 1]
+        placement: {target_cores: [0, 2]}
+        options: {ssd: {lookahead: 4, fan_out: 3}}
+        """,
+    )
+    config = load(
+        path,
+        {
+            "temperatures": ("0.5",),
+            "options": {"ssd": {"lookahead": 6}},
+            "placement": {"draft_cores": ("3",)},
+        },
+    )
+    assert config.pair == "from-file"
+    assert config.methods == ("ar", "ssd")
+    assert config.temperatures == (0.5,)
+    assert config.options == {"ssd": {"lookahead": 6, "fan_out": 3}}
+    assert config.placement == Placement(target_cores=(0, 2), draft_cores=(3,))
+
+
+def test_an_empty_run_file_is_the_defaults(tmp_path: Path) -> None:
+    assert load(write(tmp_path, ""), {}) == RunConfig(pair=DEFAULT_PAIR)
+
+
+def test_truncation_of_the_distribution_is_off_by_default_and_recorded() -> None:
+    stored = RunConfig().model_dump()
+    assert stored["top_k"] == 0
+    assert stored["top_p"] == 1.0
+
+
+def test_models_given_by_path_replace_the_pair_of_the_file() -> None:
+    file = {"pair": "a", "seed": 3}
+    assert merge(file, {"target": "/t"}) == {"target": "/t", "seed": 3}
+    assert merge({"target": "/t", "draft": "/d"}, {"pair": "a"}) == {"pair": "a"}
+
+
+def test_a_config_cannot_be_changed() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        RunConfig().seed = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ({"temperatures": [0, -1]}, "temperatures.1: must be >= 0"),
+        ({"temperatures": [float("inf")]}, "temperatures.0: must be a finite number, got inf"),
+        ({"temperatures": []}, "temperatures: needs at least one value"),
+        ({"methods": ["sd", "ar", "sd"]}, "methods: sd is listed twice"),
+        ({"batch_sizes": [0]}, "batch_sizes.0: must be >= 1"),
+        ({"max_new_tokens": 0}, "max_new_tokens: must be >= 1"),
+        ({"top_p": 0}, "top_p: must be > 0"),
+        ({"top_p": 1.5}, "top_p: must be <= 1"),
+        ({"tempratures": [1]}, 'unknown option "tempratures": did you mean "temperatures"?'),
+        (
+            {"placement": {"target_core": [1]}},
+            'unknown option "placement.target_core": did you mean "placement.target_cores"?',
+        ),
+        (
+            {"placement": {"draft_cores": []}},
+            "placement: target_cores and draft_cores need at least one core each",
+        ),
+        ({"pair": "a", "target": "b"}, "pair: name a pair or give target and draft, not both"),
+        ({"draft": "d"}, "draft: needs a target beside it"),
+        (
+            {"raw": True, "system": "Be brief."},
+            "system: has no place in a raw prompt; drop it or drop raw",
+        ),
+        ({"seed": -1, "repeats": 0}, "repeats: must be >= 1; seed: must be >= 0"),
+    ],
+)
+def test_a_wrong_value_is_one_line_naming_its_field(values: dict[str, object], line: str) -> None:
+    with pytest.raises(UsageError) as error:
+        load(None, values)
+    assert str(error.value) == line
+    assert error.value.exit_code == 2
+
+
+def test_a_wrong_field_of_a_file_names_the_file(tmp_path: Path) -> None:
+    path = write(tmp_path, "seed: -1")
+    with pytest.raises(UsageError) as error:
+        load(path, {})
+    assert str(error.value) == f"{path}: seed: must be >= 0"
+
+
+@pytest.mark.parametrize("text", ["- a\n- b", "pair: [", "!!python/object/apply:os.system [x]"])
+def test_a_file_that_is_no_plain_mapping_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(UsageError, match=r"--config .*run\.yaml: ") as error:
+        load(write(tmp_path, text), {})
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be read"):
+        load(tmp_path / "absent.yaml", {})
+
+
+def test_settings_are_yaml_scalars() -> None:
+    assert parse_settings(
+        ["ssd.lookahead=6", "ssd.backup=fast", "sd.adaptive=false", "a.b=x=y"]
+    ) == {
+        "ssd": {"lookahead": 6, "backup": "fast"},
+        "sd": {"adaptive": False},
+        "a": {"b": "x=y"},
+    }
+
+
+@pytest.mark.parametrize("setting", ["ssd", "ssd.lookahead", "lookahead=6", ".k=1", "ssd.=1"])
+def test_a_setting_that_names_no_option_is_refused(setting: str) -> None:
+    with pytest.raises(UsageError, match="must look like METHOD"):
+        parse_settings([setting])
