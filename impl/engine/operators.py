@@ -1,0 +1,204 @@
+"""The operators a transformer layer is made of, on PyTorch alone: the portable backend.
+
+A backend builds its linear layers once from plain weights (packing or quantising as it likes) and
+runs the rest without knowing the model. `TorchOperators` runs everywhere and is the numerical
+reference of the others; on CPUs in bfloat16 it packs linear weights once for oneDNN, since
+`torch.nn.functional.linear` would reorder them at every call.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+
+from impl.engine.kv_cache import KVCache
+from impl.engine.token_batch import Segment, TokenBatch
+
+
+class Norm(NamedTuple):
+    """A root-mean-square norm in front of a linear layer: weight [features] and epsilon."""
+
+    weight: torch.Tensor
+    eps: float
+
+
+class Linear(Protocol):
+    """y = norm(x) W^T + b (+ residual), x [N, in] -> y [N, out]."""
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes that one call reads of the weights."""
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        *,
+        norm: Norm | None = None,
+        residual: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Applies the layer; the norm comes first, the residual is added last."""
+
+
+class Operators(Protocol):
+    """A backend."""
+
+    name: str
+
+    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+        """A layer of weight [out, in] and bias [out]."""
+
+    def swiglu(self, gate: torch.Tensor, up: torch.Tensor) -> Linear:
+        """silu(x G^T) * (x U^T) as one layer."""
+
+    def attention(
+        self, qkv: torch.Tensor, rope: torch.Tensor, batch: TokenBatch, cache: KVCache, layer: int
+    ) -> torch.Tensor:
+        """Rotates q and k, writes k and v to the cache, attends.
+
+        Args:
+            qkv: [N, (heads + 2 kv_heads) * head_dim], query heads first, then keys, then values.
+            rope: cosines and sines [2, max_position, head_dim].
+            batch: where the N rows belong.
+            cache: read and written at `layer`.
+            layer: index of the layer.
+
+        Returns:
+            [N, heads * head_dim].
+        """
+
+
+class TorchLinear:
+    """`torch.nn.functional.linear` on plain weights."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self.weight, self.bias = weight, bias
+        self.weight_bytes = weight.numel() * weight.element_size()
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        *,
+        norm: Norm | None = None,
+        residual: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        y = F.linear(_normalised(x, norm), self.weight, self.bias)
+        return y if residual is None else y + residual
+
+
+class OneDnnLinear:
+    """A CPU bfloat16 layer whose weight oneDNN has packed once, with the residual fused in."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self.weight_bytes = weight.numel() * weight.element_size()
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
+        self.bias = bias
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        *,
+        norm: Norm | None = None,
+        residual: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        x = _normalised(x, norm)
+        if residual is None:
+            return torch.ops.mkldnn._linear_pointwise.default(
+                x, self.packed, self.bias, "none", [], ""
+            )
+        return torch.ops.mkldnn._linear_pointwise.binary(x, residual, self.packed, self.bias, "add")
+
+
+class TorchSwiGLU:
+    """Gate and up projections as one layer, then silu(gate) * up."""
+
+    def __init__(self, gate_up: Linear) -> None:
+        self.gate_up = gate_up
+        self.weight_bytes = gate_up.weight_bytes
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        *,
+        norm: Norm | None = None,
+        residual: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        gate, up = self.gate_up(x, norm=norm).chunk(2, dim=-1)
+        y = F.silu(gate).mul_(up)
+        return y if residual is None else y + residual
+
+
+class TorchOperators:
+    """The portable backend, on any device and dtype."""
+
+    name = "torch"
+
+    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+        """See `Operators.linear`."""
+        on_cpu = weight.device.type == "cpu" and torch.backends.mkldnn.is_available()
+        if on_cpu and weight.dtype == torch.bfloat16:
+            return OneDnnLinear(weight, bias)
+        return TorchLinear(weight, bias)
+
+    def swiglu(self, gate: torch.Tensor, up: torch.Tensor) -> Linear:
+        """See `Operators.swiglu`."""
+        return TorchSwiGLU(self.linear(torch.cat((gate, up)), None))
+
+    def attention(
+        self, qkv: torch.Tensor, rope: torch.Tensor, batch: TokenBatch, cache: KVCache, layer: int
+    ) -> torch.Tensor:
+        """See `Operators.attention`."""
+        kv_heads, head_dim = cache.memory.shape[3], cache.memory.shape[5]
+        qkv = qkv.view(qkv.shape[0], -1, head_dim)
+        rotated = _rotate(qkv[:, :-kv_heads], rope[:, batch.positions])
+        query, key, value = rotated[:, :-kv_heads], rotated[:, -kv_heads:], qkv[:, -kv_heads:]
+        output, row = torch.empty_like(query), 0
+        for segment in batch.segments:
+            rows = slice(row, row + segment.count)
+            memory = cache.memory[layer, :, segment.slot, :, : segment.end]
+            memory[0, :, segment.start :] = key[rows].transpose(0, 1)
+            memory[1, :, segment.start :] = value[rows].transpose(0, 1)
+            output[rows] = _attend(query[rows], memory, _additive_mask(segment, qkv))
+            row += segment.count
+        return output.view(len(output), -1)
+
+
+def _normalised(x: torch.Tensor, norm: Norm | None) -> torch.Tensor:
+    return x if norm is None else F.rms_norm(x, norm.weight.shape, norm.weight, norm.eps)
+
+
+def _rotate(x: torch.Tensor, rope: torch.Tensor) -> torch.Tensor:
+    """Rotary embedding of x [N, heads, head_dim] by the tables' rows [2, N, head_dim]."""
+    cos, sin = rope.unsqueeze(2)
+    first, second = x.chunk(2, dim=-1)
+    return torch.addcmul(x * cos, torch.cat((-second, first), dim=-1), sin)
+
+
+def _attend(query: torch.Tensor, memory: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    """Attention of query [n, heads, D] over memory [2, kv_heads, cells, D]; mask [n, cells].
+
+    The query heads that share a key head are folded into the query length: at a few tokens this is
+    several times faster than repeating the keys.
+    """
+    count, heads, head_dim = query.shape
+    kv_heads = memory.shape[1]
+    group = heads // kv_heads
+    folded = query.view(count, kv_heads, group, head_dim).transpose(0, 1)
+    folded = folded.reshape(1, kv_heads, count * group, head_dim)
+    if mask is not None:
+        mask = mask.repeat_interleave(group, dim=0)
+    output = F.scaled_dot_product_attention(folded, memory[None, 0], memory[None, 1], mask)
+    return output.view(kv_heads, count, group, head_dim).transpose(0, 1).reshape(query.shape)
+
+
+def _additive_mask(segment: Segment, like: torch.Tensor) -> torch.Tensor | None:
+    """The segment's mask [count, end], 0 where visible and -inf elsewhere; None hides nothing."""
+    tail = segment.tail_mask
+    if tail is None:
+        if segment.count == 1:
+            return None
+        tail = torch.ones(segment.count, segment.count, dtype=torch.bool).tril()
+    mask = torch.zeros(segment.count, segment.end, dtype=like.dtype)
+    mask[:, segment.end - tail.shape[1] :].masked_fill_(~tail, float("-inf"))
+    return mask.to(like.device)
