@@ -1,0 +1,46 @@
+# Each target sets up what it needs; a second run is quick. `make check` and `make test` are what CI runs.
+
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+SUPPORTED := import sys; sys.exit(sys.version_info < (3, 11))
+PYTHON ?= $(shell for python in python3 python3.11 python3.12 python3.13 python3.14; do \
+	$$python -c '$(SUPPORTED)' 2>/dev/null && echo $$python && break; done)
+
+.DEFAULT_GOAL := help
+.PHONY: help venv reproduce test check bench clean
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+
+venv: $(INSTALLED)  ## install the project and its pinned dependencies into .venv
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@test -x $(BIN)/pip || "$(PYTHON)" -c '$(SUPPORTED)' 2>/dev/null || { \
+		echo "error: Python 3.11 or newer is needed; name one: make venv PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@test -x $(BIN)/pip || "$(PYTHON)" -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt -e '.[dev]'
+	@touch $@
+
+reproduce: $(INSTALLED)  ## fetch the default pair, run AR, SD and SSD, write the report
+	$(BIN)/harness pairs pull qwen2.5-coder
+	@run="$(CURDIR)/runs/reproduce-$$(date -u +%Y%m%dT%H%M%SZ)" && \
+	$(BIN)/harness run --config configs/reproduce.yaml --out "$$run" && \
+	$(BIN)/harness report "$$run"
+
+test: $(INSTALLED)  ## run the tests, with coverage
+	$(BIN)/harness pairs pull smollm2-135m
+	$(BIN)/pytest --cov --cov-report=term:skip-covered
+
+check: $(INSTALLED)  ## lint, formatting and types
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+bench: $(INSTALLED)  ## time the engine beside the memory-bandwidth floor
+	$(BIN)/harness pairs pull smollm2-135m
+	$(BIN)/pytest tests/bench -m 'not gpu' --benchmark-only
+
+clean:  ## remove .venv, caches and build products; runs/ stays
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks .coverage build dist site *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
