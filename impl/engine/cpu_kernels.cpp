@@ -1,0 +1,429 @@
+// Batch-invariant CPU kernels for decoding a few tokens at a time (AVX512 with BF16 and VNNI).
+// Plain C ABI; `cpu_kernels.py` compiles, loads and wraps it.
+//
+// The floor. Decoding reads every weight once per pass, so a pass cannot be faster than weight bytes
+// over read bandwidth. One core reads a 64-byte vector in about 6 cycles and starts one 512-bit dot
+// product per cycle: up to about 6 rows the arithmetic hides behind the memory, provided that the
+// weights stream linearly, each is loaded once for all rows, and nothing else is in the loop.
+//
+// The micro-kernel. Every product here (linear layers, q k^T, p v) is one function, `tile`:
+//
+//     acc[rows][32] += x[rows][4 * steps bytes] * panel[steps][2][16][4 bytes]
+//
+// A 4-byte group is 2 bfloat16 (vdpbf16ps) or 4 int8 (vpdpbusd) neighbours along k. A panel holds 32
+// columns; each step reads two vectors of 16 columns and broadcasts one group of every row:
+//
+//     panel: step 0 | columns 0-15, k 0..1 | columns 16-31, k 0..1 |   <- 128 bytes
+//            step 1 | columns 0-15, k 2..3 | columns 16-31, k 2..3 |
+//
+// Panels lie one behind the other, so a weight matrix is a single linear stream.
+//
+// Batch invariance. A result is one chain of additions along k in a fixed order, whatever the number
+// of rows, the tile it falls into or the thread that runs it; what follows a chain (`finish`, the
+// softmax) is compiled once and handles one row at a time. Attention walks blocks of 32 cells at fixed
+// absolute positions, and a masked cell adds an exact zero. -ffp-contract=off keeps the compiler from
+// fusing differently in different places. So a row's bits depend on that row only.
+
+#include <immintrin.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+namespace {
+
+using bf16 = uint16_t;
+
+constexpr int kLanes = 16;             // columns of one vector
+constexpr int kColumns = 2 * kLanes;   // columns of one panel
+constexpr int kStepBytes = 128;        // bytes of one step of a panel
+constexpr int kUnroll = 4;             // `steps` of a linear layer is a multiple of this
+constexpr int kMaxRows = 12;           // rows of one tile: 2 * 12 accumulators of the 32 registers
+constexpr int kPrefetchBytes = 4096;   // how far ahead of its loads a tile asks for its panel
+constexpr int kCells = kColumns;       // cells of one block of attention
+constexpr int kQueryRows = 96;         // query rows that share one packing of a block of cells
+
+// ---------------------------------------------------------------------------- vectors and scratch
+
+__m512 load_bf16(const bf16* p, __mmask16 mask = 0xffff) {
+  __m512i wide = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, p));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+}
+
+void store_bf16(bf16* p, __m512 v, __mmask16 mask = 0xffff) {
+  _mm256_mask_storeu_epi16(p, mask, (__m256i)_mm512_cvtneps_pbh(v));
+}
+
+__m512 round_bf16(__m512 v) {
+  __m512i wide = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(v));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+}
+
+__mmask16 first(int64_t n) { return n >= kLanes ? 0xffff : n <= 0 ? 0 : (1u << n) - 1; }
+
+// e^x to about 1 ulp: 2^n * e^r with |r| <= ln(2) / 2. Exactly 1 at 0; NaN stays NaN.
+__m512 exp(__m512 x) {
+  x = _mm512_min_ps(_mm512_set1_ps(100.f), _mm512_max_ps(_mm512_set1_ps(-104.f), x));
+  __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), 0);
+  __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x);
+  r = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), r);
+  __m512 y = _mm512_set1_ps(1.f / 720);
+  for (float c : {1.f / 120, 1.f / 24, 1.f / 6, 0.5f, 1.f, 1.f})
+    y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(c));
+  return _mm512_scalef_ps(y, n);
+}
+
+// Memory of one thread that is kept from call to call; contents are undefined after `get`.
+struct Scratch {
+  void* data = nullptr;
+  size_t size = 0;
+  ~Scratch() { std::free(data); }
+  template <class T>
+  T* get(size_t count) {
+    size_t bytes = (count * sizeof(T) + kPrefetchBytes) / 64 * 64;
+    if (bytes > size) {
+      std::free(data);
+      data = std::aligned_alloc(64, bytes);
+      size = bytes;
+    }
+    return static_cast<T*>(data);
+  }
+};
+
+// Transposes 16 x 16 groups of 4 bytes: lane i of `v[j]` becomes lane j of `v[i]`.
+void transpose(__m512i v[16]) {
+  __m512i t[16];
+  for (int i = 0; i < 16; i += 2) {
+    t[i] = _mm512_unpacklo_epi32(v[i], v[i + 1]);
+    t[i + 1] = _mm512_unpackhi_epi32(v[i], v[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4)
+    for (int j = 0; j < 2; ++j) {
+      v[i + 2 * j] = _mm512_unpacklo_epi64(t[i + j], t[i + j + 2]);
+      v[i + 2 * j + 1] = _mm512_unpackhi_epi64(t[i + j], t[i + j + 2]);
+    }
+  for (int j = 0; j < 4; ++j)
+    for (int half = 0; half < 16; half += 8) {
+      t[half + j] = _mm512_shuffle_i32x4(v[half + j], v[half + j + 4], 0x88);
+      t[half + j + 4] = _mm512_shuffle_i32x4(v[half + j], v[half + j + 4], 0xdd);
+    }
+  for (int j = 0; j < 8; ++j) {
+    v[j] = _mm512_shuffle_i32x4(t[j], t[j + 8], 0x88);
+    v[j + 8] = _mm512_shuffle_i32x4(t[j], t[j + 8], 0xdd);
+  }
+}
+
+// Packs up to 32 rows of `row_bytes` into a panel of `steps`; rows and bytes that are missing are 0.
+void pack_panel(const char* rows, int64_t count, int64_t stride, int64_t row_bytes, int64_t steps,
+                char* panel) {
+  for (int block = 0; block < 2; ++block)
+    for (int64_t step = 0; step < steps; step += kLanes) {
+      int64_t bytes = std::min<int64_t>(64, row_bytes - 4 * step);
+      __mmask64 mask = bytes >= 64 ? ~0ull : (1ull << std::max<int64_t>(bytes, 0)) - 1;
+      __m512i v[16];
+      for (int i = 0; i < 16; ++i) {
+        int64_t row = kLanes * block + i;
+        v[i] = row < count ? _mm512_maskz_loadu_epi8(mask, rows + row * stride + 4 * step)
+                           : _mm512_setzero_si512();
+      }
+      transpose(v);
+      for (int i = 0; i < std::min<int64_t>(16, steps - step); ++i)
+        _mm512_store_si512(panel + (step + i) * kStepBytes + 64 * block, v[i]);
+    }
+}
+
+// --------------------------------------------------------------------------------- the micro-kernel
+
+struct Bf16 {
+  using Acc = __m512;
+  static Acc dot(Acc acc, __m512i x, __m512i w) {
+    return _mm512_dpbf16_ps(acc, (__m512bh)x, (__m512bh)w);
+  }
+};
+
+struct Int8 {  // x unsigned, w signed
+  using Acc = __m512i;
+  static Acc dot(Acc acc, __m512i x, __m512i w) { return _mm512_dpbusd_epi32(acc, x, w); }
+};
+
+// acc[M][32] += x[M][steps groups] * panel, for M rows known at compile time (see the top).
+// `x_stride` and `acc_stride` are in bytes. `steps` is a multiple of kUnroll.
+template <class T, int M>
+void tile(const char* x, int64_t x_stride, const char* panel, int64_t steps, char* out,
+          int64_t acc_stride) {
+  using Acc = typename T::Acc;
+  Acc acc[M][2];
+  const char* base[(M + 2) / 3];  // a pointer for every third row: M of them would not fit
+  for (int m = 0; m < M; ++m)
+    for (int b = 0; b < 2; ++b) acc[m][b] = ((const Acc*)(out + m * acc_stride))[b];
+  for (int i = 0; i < (M + 2) / 3; ++i) base[i] = x + 3 * i * x_stride;
+  for (int64_t step = 0; step < steps; step += kUnroll) {
+#pragma GCC unroll 4
+    for (int u = 0; u < kUnroll; ++u, panel += kStepBytes) {
+      _mm_prefetch(panel + kPrefetchBytes, _MM_HINT_T0);
+      _mm_prefetch(panel + kPrefetchBytes + 64, _MM_HINT_T0);
+      __m512i w0 = _mm512_load_si512(panel), w1 = _mm512_load_si512(panel + 64);
+#pragma GCC unroll 16
+      for (int m = 0; m < M; ++m) {
+        int group;
+        std::memcpy(&group, base[m / 3] + (m % 3) * x_stride + 4 * u, 4);
+        __m512i xs = _mm512_set1_epi32(group);
+        acc[m][0] = T::dot(acc[m][0], xs, w0);
+        acc[m][1] = T::dot(acc[m][1], xs, w1);
+      }
+    }
+    for (auto& b : base) b += 4 * kUnroll;
+  }
+  for (int m = 0; m < M; ++m)
+    for (int b = 0; b < 2; ++b) ((Acc*)(out + m * acc_stride))[b] = acc[m][b];
+}
+
+using Tile = void (*)(const char*, int64_t, const char*, int64_t, char*, int64_t);
+
+template <class T, size_t... I>
+constexpr std::array<Tile, sizeof...(I)> tiles(std::index_sequence<I...>) {
+  return {tile<T, I + 1>...};
+}
+constexpr auto kBf16Tiles = tiles<Bf16>(std::make_index_sequence<kMaxRows>());
+constexpr auto kInt8Tiles = tiles<Int8>(std::make_index_sequence<kMaxRows>());
+
+// Calls body(first row, rows) for tiles of nearly equal size.
+template <class F>
+void for_tiles(int64_t rows, F body) {
+  int64_t count = (rows + kMaxRows - 1) / kMaxRows;
+  for (int64_t i = 0; i < count; ++i) {
+    int64_t begin = rows * i / count;
+    body(begin, rows * (i + 1) / count - begin);
+  }
+}
+
+// ------------------------------------------------------------------------------------------ threads
+
+// Workers that spin for a moment after each job and then sleep. One job at a time; never destroyed.
+class Pool {
+ public:
+  template <class F>
+  void run(int threads, F& body) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (; workers_ < threads - 1; ++workers_) {
+      std::thread([this, index = workers_ + 1, seen = job_.load()] { work(index, seen); }).detach();
+    }
+    call_ = [](void* f, int i) { (*static_cast<F*>(f))(i); };
+    body_ = &body;
+    threads_ = threads;
+    pending_ = workers_;
+    ++job_;
+    job_.notify_all();
+    body(0);
+    while (pending_.load(std::memory_order_acquire)) _mm_pause();
+  }
+
+ private:
+  void work(int index, uint32_t seen) {
+    for (;; ++seen) {
+      for (int spin = 0; spin < 20000 && job_.load(std::memory_order_acquire) == seen; ++spin)
+        _mm_pause();
+      job_.wait(seen);
+      if (index < threads_) call_(body_, index);
+      pending_.fetch_sub(1, std::memory_order_release);
+    }
+  }
+
+  std::mutex mutex_;
+  std::atomic<uint32_t> job_{0};
+  std::atomic<int> pending_{0};
+  int workers_ = 0, threads_ = 1;
+  void (*call_)(void*, int) = nullptr;
+  void* body_ = nullptr;
+};
+
+// Splits [0, count) into one contiguous range per thread: body(begin, end). One thread: a plain call.
+template <class F>
+void parallel(int64_t count, int64_t threads, F body) {
+  threads = std::min(threads, count);
+  if (threads <= 1) return body(0, count);
+  static Pool& pool = *new Pool;
+  auto part = [&](int i) { body(count * i / threads, count * (i + 1) / threads); };
+  pool.run(threads, part);
+}
+
+// ------------------------------------------------------------------------------------------- layers
+
+// As Hugging Face's Llama: float32 inside, rounded to bfloat16 before the weight and after it.
+void rms_norm_row(const bf16* x, int64_t n, const bf16* weight, float eps, bf16* out) {
+  __m512 sum = _mm512_setzero_ps();
+  for (int64_t i = 0; i < n; i += kLanes) {
+    __m512 v = load_bf16(x + i, first(n - i));
+    sum = _mm512_fmadd_ps(v, v, sum);
+  }
+  __m512 inverse = _mm512_set1_ps(1.f / std::sqrt(_mm512_reduce_add_ps(sum) / n + eps));
+  for (int64_t i = 0; i < n; i += kLanes) {
+    __mmask16 mask = first(n - i);
+    __m512 v = round_bf16(_mm512_mul_ps(load_bf16(x + i, mask), inverse));
+    store_bf16(out + i, _mm512_mul_ps(v, load_bf16(weight + i, mask)), mask);
+  }
+}
+
+// out = round(x / scale) + 128 with scale = max |x| / 127, which is returned. The maximum is taken
+// over the bits without sign, so that a NaN or an infinity reaches the scale and then the result.
+float quantize_row(const bf16* x, int64_t n, uint8_t* out) {
+  __m512i bits = _mm512_setzero_si512();
+  for (int64_t i = 0; i < n; i += kLanes) {
+    __m512i v = _mm512_castps_si512(load_bf16(x + i, first(n - i)));
+    bits = _mm512_max_epu32(bits, _mm512_and_epi32(v, _mm512_set1_epi32(0x7fffffff)));
+  }
+  uint32_t largest = _mm512_reduce_max_epu32(bits);
+  float max;
+  std::memcpy(&max, &largest, 4);
+  __m512 inverse = _mm512_set1_ps(max > 0 ? 127.f / max : 0.f);
+  for (int64_t i = 0; i < n; i += kLanes) {
+    __mmask16 mask = first(n - i);
+    __m512i q = _mm512_cvtps_epi32(_mm512_mul_ps(load_bf16(x + i, mask), inverse));
+    q = _mm512_max_epi32(_mm512_add_epi32(q, _mm512_set1_epi32(128)), _mm512_setzero_si512());
+    _mm512_mask_cvtusepi32_storeu_epi8(out + i, mask, q);
+  }
+  return max / 127.f;
+}
+
+}  // namespace
+
+extern "C" {
+
+// A packed weight matrix; mirrored field by field in cpu_kernels.py. Arrays over columns are padded to
+// whole panels. With `swiglu` a panel holds 16 gate columns, then the 16 up columns that belong to them.
+struct Linear {
+  const char* weight;      // panels, 64-byte aligned
+  const float* bias;       // [columns] or null
+  const float* scale;      // [columns], int8 only: the value of one unit of the weight
+  const int32_t* offset;   // [columns], int8 only: 128 * sum of the column's weights
+  int64_t in_features, out_features, steps, panels;
+  int64_t int8, swiglu, float_out;
+};
+
+}  // extern "C"
+
+namespace {
+
+// From one row of accumulators of one panel to its outputs: scale, bias, SwiGLU, residual, rounding.
+void finish(const Linear& l, int64_t panel, const char* acc, float x_scale, const bf16* residual,
+            char* out) {
+  __m512 v[2];
+  for (int b = 0; b < 2; ++b) {
+    int64_t column = panel * kColumns + b * kLanes;
+    if (l.int8) {
+      __m512i sum = _mm512_sub_epi32(((const __m512i*)acc)[b], _mm512_loadu_si512(l.offset + column));
+      __m512 scale = _mm512_mul_ps(_mm512_loadu_ps(l.scale + column), _mm512_set1_ps(x_scale));
+      v[b] = _mm512_mul_ps(_mm512_cvtepi32_ps(sum), scale);
+    } else {
+      v[b] = ((const __m512*)acc)[b];
+    }
+    if (l.bias) v[b] = _mm512_add_ps(v[b], _mm512_loadu_ps(l.bias + column));
+  }
+  if (l.swiglu) {
+    __m512 minus = _mm512_sub_ps(_mm512_setzero_ps(), v[0]);
+    __m512 silu = _mm512_div_ps(v[0], _mm512_add_ps(_mm512_set1_ps(1.f), exp(minus)));
+    v[0] = _mm512_mul_ps(silu, v[1]);
+  }
+  for (int b = 0; b < (l.swiglu ? 1 : 2); ++b) {
+    int64_t column = l.swiglu ? panel * kLanes : panel * kColumns + b * kLanes;
+    __mmask16 mask = first(l.out_features - column);
+    if (residual) v[b] = _mm512_add_ps(v[b], load_bf16(residual + column, mask));
+    if (l.float_out)
+      _mm512_mask_storeu_ps((float*)out + column, mask, v[b]);
+    else
+      store_bf16((bf16*)out + column, v[b], mask);
+  }
+}
+
+// Rows as a tile reads them: normalised, quantised or padded where the layer asks for it.
+struct Activations {
+  const char* data;
+  int64_t stride;       // bytes
+  const float* scale;   // [rows], int8 only
+};
+
+Activations prepare(const Linear& l, const bf16* x, int64_t rows, int64_t stride,
+                    const bf16* norm_weight, float eps) {
+  thread_local Scratch rows_scratch, scale_scratch, norm_scratch;
+  int64_t n = l.in_features, bytes = 4 * l.steps;
+  if (!l.int8 && !norm_weight && 2 * n == bytes) return {(const char*)x, 2 * stride, nullptr};
+  char* data = rows_scratch.get<char>(rows * bytes);
+  float* scale = scale_scratch.get<float>(rows);
+  bf16* normed = norm_scratch.get<bf16>(n);
+  for (int64_t i = 0; i < rows; ++i) {
+    char* row = data + i * bytes;
+    const bf16* source = x + i * stride;
+    if (norm_weight) {
+      rms_norm_row(source, n, norm_weight, eps, l.int8 ? normed : (bf16*)row);
+      source = normed;
+    }
+    if (l.int8)
+      scale[i] = quantize_row(source, n, (uint8_t*)row);
+    else if (!norm_weight)
+      std::memcpy(row, source, 2 * n);
+    int64_t used = (l.int8 ? 1 : 2) * n;
+    std::memset(row + used, 0, bytes - used);
+  }
+  return {data, bytes, scale};
+}
+
+}  // namespace
+
+extern "C" {
+
+// Packs `count` rows of `row_bytes` (stride in bytes) into ceil(count / 32) panels of `steps`.
+void pack_weight(const char* rows, int64_t count, int64_t stride, int64_t row_bytes, int64_t steps,
+                 char* out) {
+  for (int64_t row = 0; row < count; row += kColumns)
+    pack_panel(rows + row * stride, std::min<int64_t>(count - row, kColumns), stride, row_bytes, steps,
+               out + row / kColumns * steps * kStepBytes);
+}
+
+// out = [SwiGLU] (norm(x) W^T + bias) + residual. Strides in elements. A panel stays in the L2 cache
+// while the row tiles pass over it, so that prefill too reads the weights from memory once.
+void linear(const Linear* l, const bf16* x, int64_t rows, int64_t x_stride, const bf16* norm_weight,
+            double eps, const bf16* residual, int64_t residual_stride, char* out, int64_t out_stride,
+            int64_t threads) {
+  Activations a = prepare(*l, x, rows, x_stride, norm_weight, eps);
+  const auto& kernels = l->int8 ? kInt8Tiles : kBf16Tiles;
+  int64_t out_bytes = out_stride * (l->float_out ? 4 : 2);
+  parallel(l->panels, threads, [&](int64_t begin, int64_t end) {
+    alignas(64) char acc[kMaxRows * kStepBytes];
+    for (int64_t p = begin; p < end; ++p)
+      for_tiles(rows, [&](int64_t row, int64_t count) {
+        std::memset(acc, 0, count * kStepBytes);
+        kernels[count - 1](a.data + row * a.stride, a.stride, l->weight + p * l->steps * kStepBytes,
+                           l->steps, acc, kStepBytes);
+        for (int64_t i = 0; i < count; ++i)
+          finish(*l, p, acc + i * kStepBytes, l->int8 ? a.scale[row + i] : 0.f,
+                 residual ? residual + (row + i) * residual_stride : nullptr,
+                 out + (row + i) * out_bytes);
+      });
+  });
+}
+
+void rms_norm(const bf16* x, int64_t rows, int64_t n, int64_t x_stride, const bf16* weight, double eps,
+              bf16* out, int64_t out_stride) {
+  for (int64_t i = 0; i < rows; ++i)
+    rms_norm_row(x + i * x_stride, n, weight, eps, out + i * out_stride);
+}
+
+// Adds up `bytes` (a multiple of 256) of memory: how fast this core can read, the floor of `linear`.
+int64_t read_memory(const char* data, int64_t bytes) {
+  __m512i sum[4] = {};
+  for (int64_t i = 0; i < bytes; i += 256)
+    for (int j = 0; j < 4; ++j)
+      sum[j] = _mm512_add_epi64(sum[j], _mm512_loadu_si512(data + i + 64 * j));
+  return _mm512_reduce_add_epi64(
+      _mm512_add_epi64(_mm512_add_epi64(sum[0], sum[1]), _mm512_add_epi64(sum[2], sum[3])));
+}
+
+}  // extern "C"
