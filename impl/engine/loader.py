@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +21,10 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerFast
 
+    from impl.engine.operators import Operators
     from impl.engine.transformer import Transformer
 
-CONVERSION_VERSION = 1  # raise it when a conversion would write something else for the same file
+_CONVERSION_VERSION = 1  # raise it when a conversion would write something else for one file
 
 _CONFIG = "config.json"
 _GENERATION_CONFIG = "generation_config.json"
@@ -29,6 +32,14 @@ _TOKENIZER = "tokenizer.json"
 _INDEX = "model.safetensors.index.json"
 _SINGLE_SHARD = "model.safetensors"
 _CONVERSION_RECORD = "converted_from.json"
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSize:
+    """How many numbers a model stores, and in how many bytes."""
+
+    parameters: int
+    bytes: int
 
 
 def prepare(source: Path, cache_dir: Path) -> Path:
@@ -57,6 +68,11 @@ def prepare(source: Path, cache_dir: Path) -> Path:
         ) from error
 
 
+def conversion_folder(sha256: str, cache_dir: Path) -> Path:
+    """Where the conversion of the GGUF file with this sum is, once it is made."""
+    return cache_dir / "converted" / f"v{_CONVERSION_VERSION}" / sha256
+
+
 def read_config(folder: Path) -> dict[str, Any]:
     """The folder's `config.json`."""
     return _read_json(folder / _CONFIG)
@@ -83,6 +99,17 @@ def read_weights(folder: Path) -> dict[str, torch.Tensor]:
     return weights
 
 
+def weight_size(folder: Path) -> WeightSize:
+    """Counts what the folder stores, from the headers of its shards alone."""
+    parameters = size = 0
+    for shard in _shards(folder):
+        for tensor in _safetensors_header(shard).values():
+            start, end = tensor["data_offsets"]
+            parameters += math.prod(tensor["shape"])
+            size += end - start
+    return WeightSize(parameters, size)
+
+
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     """The folder's tokenizer, exactly as its `tokenizer.json` describes it."""
     from transformers import PreTrainedTokenizerFast
@@ -97,7 +124,7 @@ def load_transformer(
     *,
     dtype: torch.dtype,
     vocab: torch.Tensor | None = None,
-    quantization: str | None = None,
+    operators: Operators | None = None,
 ) -> Transformer:
     """The folder's model, ready to run.
 
@@ -105,16 +132,17 @@ def load_transformer(
         folder: what `prepare` returned.
         dtype: of weights and computation.
         vocab: token ids [n] that the output head is trimmed to; None keeps them all.
-        quantization: of the linear layers, as `Transformer.from_weights` names it.
+        operators: what the layers are computed with; None is the engine's default.
     """
-    from impl.engine.transformer import Transformer, TransformerConfig
+    from impl.engine.architecture import TransformerConfig
+    from impl.engine.transformer import Transformer
 
     return Transformer.from_weights(
         TransformerConfig.from_hf(read_config(folder)),
         read_weights(folder),
         dtype=dtype,
         head_ids=vocab,
-        quantization=quantization,
+        operators=operators,
     )
 
 
@@ -172,12 +200,11 @@ def _converted(source: Path, cache_dir: Path) -> Path:
     from filelock import FileLock
 
     digest = file_sha256(source, cache_dir)
-    root = cache_dir / "converted" / f"v{CONVERSION_VERSION}"
-    folder = root / digest
+    folder = conversion_folder(digest, cache_dir)
     if folder.is_dir():
         return folder
-    root.mkdir(parents=True, exist_ok=True)
-    with FileLock(root / f"{digest}.lock"):
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.with_name(f"{digest}.lock")):
         if not folder.is_dir():
             _convert(source, folder, digest)
     return folder
@@ -229,6 +256,17 @@ def _indexed_shards(index: Path) -> dict[Path, list[str]]:
         if not shard.is_file():
             raise ModelError(f"{shard}: this shard of the index is missing; fetch the model again")
     return shards
+
+
+def _safetensors_header(shard: Path) -> dict[str, Any]:
+    """Tensor name -> `dtype`, `shape` and `data_offsets` (start, end) of a safetensors file."""
+    try:
+        with shard.open("rb") as file:
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    except (OSError, ValueError, OverflowError) as error:
+        raise ModelError(f"{shard}: damaged ({error}); fetch the model again") from error
+    header.pop("__metadata__", None)
+    return dict(header)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

