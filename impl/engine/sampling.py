@@ -163,16 +163,14 @@ def sample(probs: Tensor, uniforms: Tensor) -> Tensor:
 
     Args:
         probs: [..., V], non-negative, each row with some mass; need not be normalised.
-        uniforms: [...], in [0, 1).
+        uniforms: [...], float64 in [0, 1).
 
     Returns:
         int64 [...].
     """
     cumulative = probs.cumsum(-1, dtype=torch.float64)
     total = cumulative[..., -1:]
-    point = uniforms.to(total)[..., None] * total
-    # The product can round up to the total itself, beyond which there is no token.
-    point = torch.minimum(point, torch.nextafter(total, torch.zeros_like(total)))
+    point = uniforms.to(total)[..., None] * total  # u <= 1 - 2^-53 cannot round up to the total
     return torch.searchsorted(cumulative, point, right=True)[..., 0]
 
 
@@ -196,7 +194,7 @@ def verify(
         How many tokens were accepted, and the token emitted after them.
 
     Raises:
-        NonFiniteLogitsError: a row that was needed holds NaN or +inf.
+        NonFiniteLogitsError: a row that was looked at holds NaN or +inf, or nothing but -inf.
         ValueError: the number of rows or of uniforms does not fit the draft.
     """
     tokens: list[int] = draft.tokens.tolist()

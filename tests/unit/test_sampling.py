@@ -281,3 +281,11 @@ def test_rows_after_a_rejection_are_not_looked_at():
     logits[1:] = math.nan
     outcome = verify(logits, Draft(torch.tensor([2, 0])), PLAIN, [0.9, 0.0, 0.0])
     assert outcome.accepted == 0
+
+
+def test_the_largest_uniform_stays_below_any_total():
+    # 1 - 2^-53 times a total is at least half an ulp below it, whatever its mantissa.
+    totals = torch.rand(10_000, 1, generator=torch.Generator().manual_seed(0)) + 0.5
+    probs = torch.cat([totals / 2, totals / 2, torch.zeros_like(totals)], 1)
+    uniforms = torch.full((10_000,), ALMOST_ONE, dtype=torch.float64)
+    assert sample(probs, uniforms).unique().tolist() == [1]
