@@ -37,6 +37,7 @@
 #include <mutex>
 #include <thread>
 #include <utility>
+#include <vector>
 
 namespace {
 
@@ -375,6 +376,182 @@ Activations prepare(const Linear& l, const bf16* x, int64_t rows, int64_t stride
   return {data, bytes, scale};
 }
 
+// ---------------------------------------------------------------------------------------- attention
+
+}  // namespace
+
+extern "C" {
+
+// One sequence's rows of a batch; mirrored in cpu_kernels.py. Its keys and values go to cells
+// [start, start + count) of `slot`. The last `tail` cells before start + count are seen where
+// mask[count][tail] is not 0, all earlier ones always; without a mask the rows are causal.
+struct Segment {
+  int64_t row, count, slot, start, tail;
+  const uint8_t* mask;
+};
+
+// What all layers of one pass share; mirrored in cpu_kernels.py. Strides in elements.
+struct Attention {
+  bf16* memory;              // KV cache [layers, 2, slots, kv_heads, cells, head_dim]
+  const bf16 *cosine, *sine;  // [positions, head_dim]
+  const int64_t* positions;  // [rows]
+  const Segment* segments;
+  int64_t segment_count, rows, heads, kv_heads, head_dim;
+  int64_t layer_stride, value_offset, slot_stride, head_stride;
+};
+
+}  // extern "C"
+
+namespace {
+
+// Rotary embedding of one head, half-rotation convention: pairs (i, i + head_dim / 2).
+void rotate(const bf16* x, const bf16* cosine, const bf16* sine, int64_t head_dim, bf16* out) {
+  int64_t half = head_dim / 2;
+  for (int64_t i = 0; i < half; i += kLanes) {
+    __m512 a = load_bf16(x + i), b = load_bf16(x + i + half);
+    __m512 low = _mm512_mul_ps(b, load_bf16(sine + i));
+    __m512 high = _mm512_mul_ps(a, load_bf16(sine + i + half));
+    store_bf16(out + i, _mm512_fmsub_ps(a, load_bf16(cosine + i), low));
+    store_bf16(out + i + half, _mm512_fmadd_ps(b, load_bf16(cosine + i + half), high));
+  }
+}
+
+// Writes the rotated keys and the values of a segment to its cells.
+void store_cells(const Attention& a, const Segment& s, const bf16* qkv, bf16* keys) {
+  int64_t width = a.head_dim, row_size = (a.heads + 2 * a.kv_heads) * width;
+  for (int64_t i = 0; i < s.count; ++i) {
+    const bf16* row = qkv + (s.row + i) * row_size + a.heads * width;
+    int64_t angle = a.positions[s.row + i] * width;
+    for (int64_t h = 0; h < a.kv_heads; ++h) {
+      bf16* key = keys + h * a.head_stride + (s.start + i) * width;
+      rotate(row + h * width, a.cosine + angle, a.sine + angle, width, key);
+      std::memcpy(key + a.value_offset, row + (a.kv_heads + h) * width, 2 * width);
+    }
+  }
+}
+
+// Packs the values [count, head_dim] of up to 32 cells into head_dim / 32 panels of 16 steps: columns
+// are features, a group is the same feature of two neighbouring cells. Missing cells are 0.
+void pack_values(const bf16* values, int64_t count, int64_t head_dim, char* panels) {
+  alignas(64) uint16_t index[2][32];
+  for (int i = 0; i < 32; ++i)
+    for (int b = 0; b < 2; ++b) index[b][i] = i / 2 + kLanes * b + 32 * (i % 2);
+  __m512i low = _mm512_load_si512(index[0]), high = _mm512_load_si512(index[1]);
+  for (int64_t column = 0; column < head_dim; column += kColumns)
+    for (int64_t cell = 0; cell < kCells; cell += 2, panels += kStepBytes) {
+      const bf16* source = values + cell * head_dim + column;
+      __m512i even = _mm512_maskz_loadu_epi16(cell < count ? ~0u : 0, source);
+      __m512i odd = _mm512_maskz_loadu_epi16(cell + 1 < count ? ~0u : 0, source + head_dim);
+      _mm512_store_si512(panels, _mm512_permutex2var_epi16(even, low, odd));
+      _mm512_store_si512(panels + 64, _mm512_permutex2var_epi16(even, high, odd));
+    }
+}
+
+// Which of the cells [cell, cell + 16) the segment's token `i` sees.
+__mmask16 visible(const Segment& s, int64_t i, int64_t cell) {
+  if (!s.mask) return first(s.start + i + 1 - cell);
+  int64_t end = s.start + s.count, trunk = end - s.tail;
+  __mmask16 before = first(trunk - cell), inside = first(end - cell) & ~before;
+  __m128i seen = _mm_maskz_loadu_epi8(inside, s.mask + i * s.tail + cell - trunk);
+  return before | _mm_test_epi8_mask(seen, seen);
+}
+
+// The running softmax of one query row: the largest score so far, and relative to it the sum of the
+// weights by lane and of the weighted values.
+struct SoftmaxRow {
+  float& largest;
+  __m512& sum;
+  float* values;  // [head_dim]
+};
+
+// Takes in the scores of one block of cells; writes their weights as bfloat16 (rounded before they
+// are summed, so that they add up to what is divided by).
+void softmax_step(const SoftmaxRow& row, const float* scores, const __mmask16 seen[2], float scale,
+                  int64_t head_dim, bf16* weights) {
+  __m512 score[2], none = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
+  for (int b = 0; b < 2; ++b) {
+    __m512 raw = _mm512_loadu_ps(scores + kLanes * b);
+    score[b] = _mm512_mask_mul_ps(none, seen[b], raw, _mm512_set1_ps(scale));
+  }
+  float largest = _mm512_reduce_max_ps(_mm512_max_ps(score[0], score[1]));
+  if (largest > row.largest) {
+    __m512 shrink = exp(_mm512_set1_ps(row.largest - largest));
+    row.largest = largest;
+    row.sum = _mm512_mul_ps(row.sum, shrink);
+    for (int64_t i = 0; i < head_dim; i += kLanes)
+      _mm512_store_ps(row.values + i, _mm512_mul_ps(_mm512_load_ps(row.values + i), shrink));
+  }
+  for (int b = 0; b < 2; ++b) {
+    __m512 weight = exp(_mm512_sub_ps(score[b], _mm512_set1_ps(row.largest)));
+    weight = round_bf16(_mm512_maskz_mov_ps(seen[b], weight));
+    row.sum = _mm512_add_ps(row.sum, weight);
+    store_bf16(weights + kLanes * b, weight);
+  }
+}
+
+// A share of the work: query rows [begin, begin + count) of one key-value head of one segment. Query
+// row r is token r / group, head r % group of the heads that share the key-value head.
+struct QueryTile {
+  const Segment* segment;
+  int64_t kv_head, begin, count;
+};
+
+void attend(const Attention& a, const QueryTile& t, const bf16* qkv, const bf16* keys, bf16* out) {
+  thread_local Scratch query_scratch, value_scratch, panel_scratch, sum_scratch;
+  const Segment& s = *t.segment;
+  int64_t width = a.head_dim, group = a.heads / a.kv_heads;
+  bf16* query = query_scratch.get<bf16>(t.count * width);
+  float* values = value_scratch.get<float>(t.count * width);
+  char* panels = panel_scratch.get<char>(2 * kCells * 2 * width);
+  __m512* sums = sum_scratch.get<__m512>(t.count);
+  float largest[kQueryRows];
+  auto place = [&](int64_t r, int64_t row_heads) {  // of query row r in a row of `row_heads` heads
+    return ((s.row + r / group) * row_heads + t.kv_head * group + r % group) * width;
+  };
+  for (int64_t i = 0; i < t.count; ++i) {
+    int64_t r = t.begin + i, angle = a.positions[s.row + r / group] * width;
+    rotate(qkv + place(r, a.heads + 2 * a.kv_heads), a.cosine + angle, a.sine + angle, width,
+           query + i * width);
+    largest[i] = -std::numeric_limits<float>::infinity();
+    sums[i] = _mm512_setzero_ps();
+  }
+  std::memset(values, 0, t.count * width * sizeof(float));
+
+  int64_t end = s.start + s.count;
+  int64_t last = s.mask ? end : s.start + (t.begin + t.count - 1) / group + 1;
+  char* value_panels = panels + kCells * 2 * width;
+  float scale = 1.f / std::sqrt((float)width);
+  for (int64_t cell = 0; cell < last; cell += kCells) {
+    const bf16* source = keys + t.kv_head * a.head_stride + cell * width;
+    int64_t cells = std::min<int64_t>(kCells, end - cell);
+    pack_panel((const char*)source, cells, 2 * width, 2 * width, width / 2, panels);
+    pack_values(source + a.value_offset, cells, width, value_panels);
+    for_tiles(t.count, [&](int64_t row, int64_t count) {
+      alignas(64) float scores[kMaxRows][kCells] = {};
+      alignas(64) bf16 weights[kMaxRows][kCells];
+      Tile kernel = kBf16Tiles[count - 1];
+      kernel((const char*)(query + row * width), 2 * width, panels, width / 2, (char*)scores,
+             sizeof(scores[0]));
+      for (int64_t i = 0; i < count; ++i) {
+        int64_t token = (t.begin + row + i) / group;
+        __mmask16 seen[2] = {visible(s, token, cell), visible(s, token, cell + kLanes)};
+        softmax_step({largest[row + i], sums[row + i], values + (row + i) * width}, scores[i], seen,
+                     scale, width, weights[i]);
+      }
+      for (int64_t column = 0; column < width; column += kColumns)
+        kernel((const char*)weights, sizeof(weights[0]), value_panels + column * kCells * 2, kCells / 2,
+               (char*)(values + row * width + column), 4 * width);
+    });
+  }
+  for (int64_t i = 0; i < t.count; ++i) {
+    float sum = _mm512_reduce_add_ps(sums[i]);
+    __m512 inverse = _mm512_set1_ps(sum == 0 ? 0.f : 1.f / sum);
+    bf16* row = out + place(t.begin + i, a.heads);
+    for (int64_t j = 0; j < width; j += kLanes)
+      store_bf16(row + j, _mm512_mul_ps(_mm512_load_ps(values + i * width + j), inverse));
+  }
+}
+
 }  // namespace
 
 extern "C" {
@@ -414,6 +591,28 @@ void rms_norm(const bf16* x, int64_t rows, int64_t n, int64_t x_stride, const bf
               bf16* out, int64_t out_stride) {
   for (int64_t i = 0; i < rows; ++i)
     rms_norm_row(x + i * x_stride, n, weight, eps, out + i * out_stride);
+}
+
+// One layer's attention for all segments of a batch. Rotates q and k by the rows' positions, writes k
+// and v to the cache, then attends: qkv [rows, heads + 2 kv_heads, head_dim] -> out [rows, heads,
+// head_dim]. Each key and value is read once for all query rows (up to 96) of its segment.
+void attention(const Attention* a, const bf16* qkv, int64_t layer, bf16* out, int64_t threads) {
+  std::vector<QueryTile> tiles;
+  auto keys = [&](const Segment& s) {
+    return a->memory + layer * a->layer_stride + s.slot * a->slot_stride;
+  };
+  for (int64_t i = 0; i < a->segment_count; ++i) {
+    const Segment& s = a->segments[i];
+    store_cells(*a, s, qkv, keys(s));
+    int64_t rows = s.count * a->heads / a->kv_heads;
+    for (int64_t h = 0; h < a->kv_heads; ++h)
+      for (int64_t row = 0; row < rows; row += kQueryRows)
+        tiles.push_back({&s, h, row, std::min<int64_t>(kQueryRows, rows - row)});
+  }
+  parallel(tiles.size(), threads, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i)
+      attend(*a, tiles[i], qkv, keys(*tiles[i].segment), out);
+  });
 }
 
 // Adds up `bytes` (a multiple of 256) of memory: how fast this core can read, the floor of `linear`.

@@ -16,9 +16,13 @@ import os
 import shutil
 import subprocess
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+
+from impl.engine.kv_cache import KVCache
+from impl.engine.token_batch import TokenBatch
 
 _log = logging.getLogger(__name__)
 
@@ -45,6 +49,29 @@ class _Linear(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("weight", "bias", "scale", "offset")),
         *((name, ctypes.c_int64) for name in ("in_features", "out_features", "steps", "panels")),
         *((name, ctypes.c_int64) for name in ("int8", "swiglu", "float_out")),
+    )
+
+
+class _Segment(ctypes.Structure):
+    """`Segment` of the C++ source."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("row", "count", "slot", "start", "tail")),
+        ("mask", ctypes.c_void_p),
+    )
+
+
+class _Attention(ctypes.Structure):
+    """`Attention` of the C++ source."""
+
+    _fields_ = (
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("memory", "cosine", "sine", "positions", "segments")
+        ),
+        *((name, ctypes.c_int64) for name in ("segment_count", "rows", "heads", "kv_heads")),
+        *((name, ctypes.c_int64) for name in ("head_dim", "layer_stride", "value_offset")),
+        *((name, ctypes.c_int64) for name in ("slot_stride", "head_stride")),
     )
 
 
@@ -97,6 +124,7 @@ def _bind(path: Path) -> ctypes.CDLL:
         "linear": (pointer, pointer, integer, integer, pointer, real, pointer, integer, pointer,
                    integer, integer),
         "rms_norm": (pointer, integer, integer, integer, pointer, real, pointer, integer),
+        "attention": (pointer, pointer, integer, pointer, integer),
         "read_memory": (pointer, integer),
     }  # fmt: skip
     for name, types in arguments.items():
@@ -131,7 +159,7 @@ def _interleave(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     blocks = []
     for rows in (gate, up):
         padding = rows.new_zeros(-len(rows) % 16, *rows.shape[1:])
-        blocks.append(torch.cat((rows, padding)).unflatten(0, (-1, 16)))
+        blocks.append(torch.cat((rows, padding)).view(-1, 16, *rows.shape[1:]))
     return torch.stack(blocks, dim=1).flatten(0, 2)
 
 
@@ -228,10 +256,62 @@ def quantize_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     for begin in range(0, len(weight), _QUANTIZE_ROWS):
         rows = slice(begin, begin + _QUANTIZE_ROWS)
         block = weight[rows].float()
-        scale[rows] = block.abs().amax(1) / 127
-        divisor = scale[rows].where(scale[rows] > 0, 1.0)
-        quantized[rows] = (block / divisor[:, None]).round_().to(torch.int8)
+        largest = block.abs().amax(1)
+        scale[rows] = largest / 127
+        inverse = torch.full_like(largest, 127.0).div_(largest).where(largest > 0, 0.0)
+        quantized[rows] = (block * inverse[:, None]).round_().to(torch.int8)
     return quantized, scale
+
+
+@dataclass(frozen=True)
+class _AttentionPlan:
+    """The arguments of attention that all layers of one pass share.
+
+    Attributes:
+        batch, cache, rope: what the plan was made for; it keeps their memory alive.
+        masks: the segments' masks as bytes, and the segment table, kept alive likewise.
+        struct: points into all of these.
+    """
+
+    batch: TokenBatch
+    cache: KVCache
+    rope: torch.Tensor
+    masks: list[torch.Tensor | None]
+    segments: ctypes.Array[_Segment]
+    struct: _Attention
+
+    @classmethod
+    def make(
+        cls, batch: TokenBatch, cache: KVCache, rope: torch.Tensor, width: int
+    ) -> _AttentionPlan:
+        """Checks and lays out a pass whose qkv rows have `width` values."""
+        memory = cache.memory
+        kv_heads, cells, head_dim = memory.shape[3:]
+        if memory.dtype != torch.bfloat16 or rope.dtype != torch.bfloat16:
+            raise ValueError(f"cache, rope: want bfloat16, got {memory.dtype}, {rope.dtype}")
+        if head_dim % 32 or not memory.is_contiguous() or not rope.is_contiguous():
+            raise ValueError("cache, rope: want contiguous memory and a head_dim in steps of 32")
+        masks, rows = [], []
+        first = 0
+        for s in batch.segments:
+            if s.end > cells:
+                raise ValueError(f"batch: cell {s.end - 1} is outside the slot's {cells} cells")
+            mask = None if s.tail_mask is None else s.tail_mask.to(torch.uint8).contiguous()
+            masks.append(mask)
+            tail, address = (0, None) if mask is None else (mask.shape[1], mask.data_ptr())
+            rows.append((first, s.count, s.slot, s.start, tail, address))
+            first += s.count
+        segments = (_Segment * len(rows))(*(_Segment(*row) for row in rows))
+        struct = _Attention(
+            memory.data_ptr(), rope[0].data_ptr(), rope[1].data_ptr(), batch.positions.data_ptr(),
+            ctypes.addressof(segments), len(rows), first, width // head_dim - 2 * kv_heads,
+            kv_heads, head_dim, *memory.stride()[:4],
+        )  # fmt: skip
+        return cls(batch, cache, rope, masks, segments, struct)
+
+    def fits(self, batch: TokenBatch, cache: KVCache, rope: torch.Tensor) -> bool:
+        """Whether the plan was made for these very objects."""
+        return self.batch is batch and self.cache is cache and self.rope is rope
 
 
 class CpuKernels:
@@ -239,6 +319,7 @@ class CpuKernels:
 
     def __init__(self, library: ctypes.CDLL, threads: int) -> None:
         self._library = library
+        self._plan: _AttentionPlan | None = None
         self.threads = threads
 
     @classmethod
@@ -307,12 +388,40 @@ class CpuKernels:
             out_features=len(gate), scale=scale, swiglu=True,
         )  # fmt: skip
 
+    def attention(
+        self, qkv: torch.Tensor, rope: torch.Tensor, batch: TokenBatch, cache: KVCache, layer: int
+    ) -> torch.Tensor:
+        """Rotates q and k, writes k and v to the cache, attends with a float32 softmax.
+
+        Args:
+            qkv: bfloat16 [N, (heads + 2 kv_heads) * head_dim], contiguous: query heads first, then
+                keys, then values.
+            rope: bfloat16 cosines and sines [2, max_position, head_dim], halves repeated as in
+                Hugging Face's Llama.
+            batch: where the N rows belong.
+            cache: read and written at `layer`; every cell before a segment's end is finite.
+            layer: index of the layer.
+
+        Returns:
+            bfloat16 [N, heads * head_dim].
+        """
+        rows, width = qkv.shape
+        plan = self._plan
+        if plan is None or not plan.fits(batch, cache, rope):
+            plan = self._plan = _AttentionPlan.make(batch, cache, rope, width)
+        struct = plan.struct
+        out = torch.empty((rows, struct.heads * struct.head_dim), dtype=torch.bfloat16)
+        self._library.attention(
+            ctypes.addressof(struct), qkv.data_ptr(), layer, out.data_ptr(), self.threads
+        )
+        return out
+
     def read_memory(self, data: torch.Tensor) -> None:
         """Reads a contiguous tensor once and does nothing else: the floor of a linear layer."""
         self._library.read_memory(data.data_ptr(), data.numel() * data.element_size() // 256 * 256)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """x / rms(x) * weight on bfloat16 [M, n], rounded as Hugging Face's Llama does."""
+        """Returns x / rms(x) * weight on bfloat16 [M, n], rounded as Hugging Face's Llama does."""
         rows, n = x.shape
         out = torch.empty((rows, n), dtype=torch.bfloat16)
         self._library.rms_norm(
