@@ -1,0 +1,169 @@
+"""What must hold in every run: greedy outputs agree, the A/A control holds 1, the rows add up.
+
+Each check is recomputed from the run directory whenever the run is shown.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from harness.decoder import SpanKind
+from harness.greedy import Divergence, check_greedy
+from harness.metrics import CellData, speedup
+from harness.plan import Cell
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from harness.store import RunData
+
+
+class Status(StrEnum):
+    """Outcome of a check."""
+
+    PASS = "pass"
+    FAIL = "fail"
+    TIE = "tie"  # outputs differ, but only where two logits are within rounding of each other
+    SKIP = "skip"  # there is nothing to check it with
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One check and its outcome.
+
+    Attributes:
+        name: `greedy_equality`, `aa_control` or `invariants`.
+        status: the outcome.
+        detail: one line for people.
+        cell: id of the cell; None when the check is about the whole run.
+        divergences: for `greedy_equality`, every output that differs (see `harness.greedy`).
+    """
+
+    name: str
+    status: Status
+    detail: str
+    cell: str | None = None
+    divergences: tuple[Divergence, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values; `divergences` only where there are some."""
+        values = {"name": self.name, "status": str(self.status), "detail": self.detail}
+        divergences = [asdict(divergence) for divergence in self.divergences]
+        return values | {"cell": self.cell} | ({"divergences": divergences} if divergences else {})
+
+
+def run_checks(run: RunData, cells: Sequence[CellData]) -> tuple[Check, ...]:
+    """All checks of a run."""
+    by_cell = {data.cell: data for data in cells}
+    return (
+        *_greedy_equality(run, by_cell),
+        *(_aa_control(data, by_cell) for data in cells if data.cell.control),
+        _invariants(run.requests, run.rounds),
+    )
+
+
+def _greedy_equality(run: RunData, by_cell: Mapping[Cell, CellData]) -> Iterable[Check]:
+    """One check for each greedy cell but the baseline's own."""
+    stored = {
+        (found["item"], found["request_id"]): Divergence(**found)
+        for found in run.manifest.get("greedy", {}).get("divergences", ())
+    }
+    unclassified = check_greedy(run.requests, defaultdict(tuple), _NoReference()).divergences
+    divergences = [
+        stored.get((found.item, found.request_id), replace(found, gap=None))
+        for found in unclassified
+    ]
+    for cell, data in by_cell.items():
+        if cell.temperature == 0 and cell != cell.group:
+            items = set(data.requests["item"])
+            own = tuple(found for found in divergences if found.item in items)
+            yield _greedy_check(data, by_cell.get(cell.group), own)
+
+
+class _NoReference:
+    """Stands in for the target where only token ids are at hand: no divergence is then a tie."""
+
+    def token_gap(self, ids: Sequence[int], first: int, second: int) -> float:  # noqa: ARG002
+        return float("inf")
+
+    def rounding_noise(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> float:  # noqa: ARG002
+        return 0.0
+
+
+def _greedy_check(
+    data: CellData, baseline: CellData | None, divergences: tuple[Divergence, ...]
+) -> Check:
+    name, cell = "greedy_equality", data.cell.id
+    if baseline is None:
+        return Check(name, Status.SKIP, f"{cell}: the run has no autoregressive cell", cell)
+    compared = data.requests["request_id"].isin(baseline.requests["request_id"]).sum()
+    if not divergences:
+        return Check(name, Status.PASS, f"{cell}: {compared} of {compared} outputs equal", cell)
+    failures = [found for found in divergences if not found.tie]
+    status = Status.FAIL if failures else Status.TIE
+    counts = f"{compared - len(divergences)} of {compared} outputs equal"
+    worst = _describe((failures or divergences)[0])
+    ties = f", {len(divergences) - len(failures)} within rounding"
+    return Check(name, status, f"{cell}: {counts}{ties}; {worst}", cell, divergences)
+
+
+def _describe(found: Divergence) -> str:
+    gap = "not classified" if found.gap is None else f"logit gap {found.gap:.3g}"
+    tokens = f"{found.expected} became {found.emitted}"
+    return f"{found.request_id} at position {found.position}: {tokens} ({gap})"
+
+
+def _aa_control(control: CellData, by_cell: Mapping[Cell, CellData]) -> Check:
+    """The baseline measured twice: its speedup over itself must be 1 within its interval.
+
+    The interval is a 95% one, so that one control in twenty fails by chance.
+    """
+    name, cell = "aa_control", control.cell.id
+    baseline = by_cell.get(control.cell.group)
+    ratio = speedup(control, baseline) if baseline is not None else None
+    if ratio is None or ratio.low is None or ratio.high is None:
+        return Check(name, Status.SKIP, f"{cell}: needs two prompts that both finished", cell)
+    status = Status.PASS if ratio.low <= 1 <= ratio.high else Status.FAIL
+    interval = f"{ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"
+    return Check(name, status, f"{cell}: the baseline against itself is {interval}", cell)
+
+
+def _invariants(requests: pd.DataFrame, rounds: pd.DataFrame) -> Check:
+    """Emitted tokens are the output, rates are at most 1, spans lie within their step."""
+    faults = [*_token_faults(requests, rounds), *_round_faults(rounds)]
+    if faults:
+        detail = f"{len(faults)} rows do not add up; the first: {faults[0]}"
+        return Check("invariants", Status.FAIL, detail)
+    return Check("invariants", Status.PASS, f"{len(rounds)} rounds add up to their outputs")
+
+
+def _token_faults(requests: pd.DataFrame, rounds: pd.DataFrame) -> Iterable[str]:
+    key = ["item", "request_id"]
+    emitted = rounds.groupby(key, as_index=False)["emitted"].sum()
+    outputs = requests[[*key, "output_tokens"]].assign(length=requests["output_ids"].map(len))
+    table = outputs.merge(emitted, on=key, how="left").fillna({"emitted": 0})
+    wrong = table[
+        ~(table["emitted"].eq(table["output_tokens"]) & table["emitted"].eq(table["length"]))
+    ]
+    for row in wrong.to_dict("records"):
+        yield (
+            f"{row['item']} {row['request_id']} emitted {row['emitted']:.0f} tokens in its rounds, "
+            f"its output has {row['output_tokens']}"
+        )
+
+
+def _round_faults(rounds: pd.DataFrame) -> Iterable[str]:
+    columns = ["item", "request_id", "round", "start_ns", "end_ns", "drafted", "accepted", "spans"]
+    for row in rounds[columns].to_dict("records"):
+        where = f"{row['item']} {row['request_id']} round {row['round']}"
+        if not 0 <= row["accepted"] <= row["drafted"]:
+            yield f"{where} accepted {row['accepted']} of {row['drafted']} drafted tokens"
+        for span in row["spans"]:
+            beside = span["kind"] == SpanKind.SPECULATE  # runs beside the steps
+            inside = row["start_ns"] <= span["start_ns"] <= span["end_ns"] <= row["end_ns"]
+            if not (beside or inside):
+                yield f"{where} has a {span['kind']} span outside its step"

@@ -1,0 +1,371 @@
+"""The run directory: manifest, parts, merged tables. Layout and columns: docs/run-directory.md.
+
+Everything is written beside its place, synced and renamed into it, so a run that is killed at any
+moment leaves a readable directory. The manifest's `finished_items` says which items the merged
+tables hold; its renaming is the moment at which a merge counts. Every other item is a part.
+
+Knows how rows are kept, not what they mean.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from harness.errors import StoreError
+from harness.records import ItemResult, SkippedRequest
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+SCHEMA = 1
+Status = Literal["running", "finished", "failed", "interrupted"]
+
+_MANIFEST = "manifest.json"
+_PARTS = "parts"
+_PART_DEPTH = 6  # an item id is METHOD/DATASET/t/b/r/k, and so is the path of its part
+_REQUESTS = "requests.parquet"
+_ROUNDS = "rounds.parquet"
+
+
+@dataclass(frozen=True, slots=True)
+class RunData:
+    """A run as read back.
+
+    Attributes:
+        manifest: contents of manifest.json.
+        requests, rounds: the tables, every item once.
+        problems: what could not be read, a line each.
+    """
+
+    manifest: dict[str, Any]
+    requests: pd.DataFrame
+    rounds: pd.DataFrame
+    problems: tuple[str, ...] = ()
+
+
+class RunStore:
+    """Writes one run directory.
+
+    Attributes:
+        directory: where.
+        manifest: as last written.
+    """
+
+    def __init__(self, directory: Path, manifest: dict[str, Any]) -> None:
+        self.directory = directory
+        self.manifest = manifest
+
+    @classmethod
+    def create(cls, directory: Path, manifest: Mapping[str, Any]) -> Self:
+        """Starts a run directory; adds `schema`, `status` and `created` to the manifest.
+
+        Raises:
+            StoreError: the directory holds something, or cannot be written.
+        """
+        with _naming(directory):
+            if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+                raise StoreError(f"{directory}: is not an empty directory; choose another --out")
+            (directory / _PARTS).mkdir(parents=True, exist_ok=True)
+        store = cls(directory, {})
+        lists: dict[str, list[Any]] = {"failures": [], "skipped_requests": [], "finished_items": []}
+        state = {"schema": SCHEMA, "status": "running", "created": _now(), "ended": None}
+        store.update(**{**state, **lists, **manifest})
+        return store
+
+    @classmethod
+    def open(cls, directory: Path) -> Self:
+        """Continues a run directory; what a killed run had only half written is removed.
+
+        Raises:
+            StoreError: no run directory, or one that cannot be read.
+        """
+        store = cls(directory, read_manifest(directory))
+        with _naming(directory):
+            for half_written in directory.rglob(".partial-*"):
+                _remove(half_written)
+        return store
+
+    def update(self, **fields: Any) -> None:
+        """Replaces fields of the manifest and writes it. Infinite and NaN become null."""
+        manifest = {**self.manifest, **fields}
+        with _naming(self.directory), _replacing(self.directory / _MANIFEST) as temporary:
+            temporary.write_text(to_json(manifest) + "\n", encoding="utf-8")
+        self.manifest = manifest
+
+    def append_item(self, result: ItemResult) -> None:
+        """Stores a finished item: all of it or, when this is killed, nothing."""
+        self._record_skipped(result.skipped)
+        part = self.directory / _PARTS / result.item.id
+        with _naming(self.directory):
+            part.parent.mkdir(parents=True, exist_ok=True)
+            temporary = Path(tempfile.mkdtemp(prefix=".partial-", dir=self.directory / _PARTS))
+            _write_rows(result.requests, _requests_schema(), temporary / _REQUESTS)
+            _write_rows(result.rounds, _rounds_schema(), temporary / _ROUNDS)
+            _sync(temporary)
+            if part.exists():  # a part that could not be read, measured again
+                shutil.rmtree(part)
+            temporary.rename(part)
+            _sync(part.parent)
+
+    def finalise(self, status: Status) -> None:
+        """Merges the parts into the tables, writes the status and the end, removes the parts.
+
+        Unreadable parts stay where they are. Killed in between, the directory reads the same.
+        """
+        tables = _Tables.read(self.directory, self.manifest)
+        with _naming(self.directory):
+            for name, table in ((_REQUESTS, tables.requests), (_ROUNDS, tables.rounds)):
+                with _replacing(self.directory / name) as temporary:
+                    _write(table, temporary)
+        self.update(status=status, ended=_now(), finished_items=sorted(tables.items))
+        parts, unreadable = self.directory / _PARTS, _part_items(self.directory) - tables.items
+        with _naming(self.directory):
+            for folder in [parts / item for item in tables.items] if unreadable else [parts]:
+                if folder.exists():
+                    shutil.rmtree(folder)
+
+    def _record_skipped(self, skipped: tuple[SkippedRequest, ...]) -> None:
+        """Adds to `skipped_requests`; every method refuses the same ones, each is listed once."""
+        known = self.manifest["skipped_requests"]
+        new = [row for row in map(asdict, skipped) if row not in known]
+        if new:
+            self.update(skipped_requests=[*known, *new])
+
+
+def read_run(directory: Path) -> RunData:
+    """Reads a run, also one that is under way or was killed.
+
+    Raises:
+        StoreError: no run directory, a schema newer than this program, or damaged merged tables.
+            A damaged part is only named in `problems`.
+    """
+    manifest = read_manifest(directory)
+    tables = _Tables.read(directory, manifest)
+    requests = tables.requests.to_pandas()
+    requests["output_ids"] = tables.requests["output_ids"].to_pylist()  # plain ints, not NumPy's
+    return RunData(manifest, requests, tables.rounds.to_pandas(), tables.problems)
+
+
+def read_manifest(directory: Path) -> dict[str, Any]:
+    """Reads manifest.json.
+
+    Raises:
+        StoreError: absent, damaged, or of a schema newer than this program.
+    """
+    path = directory / _MANIFEST
+    with _naming(directory):
+        if not path.exists():
+            raise StoreError(f"{directory}: is no run directory (it has no {_MANIFEST})")
+        text = path.read_text(encoding="utf-8")
+    try:
+        manifest = json.loads(text)
+        schema = manifest["schema"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise StoreError(f"{path}: is damaged: {error!r}") from error
+    if schema != SCHEMA:
+        raise StoreError(
+            f"{path}: has schema {schema}, this program reads {SCHEMA}; update the program"
+        )
+    return dict(manifest)
+
+
+def finished_items(directory: Path) -> frozenset[str]:
+    """Ids of the items that are stored whole and need not be measured again."""
+    return frozenset(_Tables.read(directory, read_manifest(directory)).items)
+
+
+def to_json(value: Any) -> str:
+    """Strict JSON, indented; infinite and NaN become null."""
+    return json.dumps(_finite(value), indent=2, allow_nan=False, ensure_ascii=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tables:
+    """Both tables of a run as Arrow tables, the items in them, and what could not be read."""
+
+    requests: pa.Table
+    rounds: pa.Table
+    items: set[str]
+    problems: tuple[str, ...]
+
+    @classmethod
+    def read(cls, directory: Path, manifest: Mapping[str, Any]) -> Self:
+        import pyarrow as pa
+
+        merged = set(manifest["finished_items"])
+        items, problems = set(merged), []
+        requests = [_read_merged(directory / _REQUESTS, _requests_schema(), merged)]
+        rounds = [_read_merged(directory / _ROUNDS, _rounds_schema(), merged)]
+        for item in sorted(_part_items(directory) - merged):
+            part = directory / _PARTS / item
+            try:
+                tables = (
+                    _read(part / _REQUESTS, _requests_schema()),
+                    _read(part / _ROUNDS, _rounds_schema()),
+                )
+            except StoreError as error:
+                problems.append(str(error))
+                continue
+            requests.append(tables[0])
+            rounds.append(tables[1])
+            items.add(item)
+        return cls(pa.concat_tables(requests), pa.concat_tables(rounds), items, tuple(problems))
+
+
+def _part_items(directory: Path) -> set[str]:
+    parts = directory / _PARTS
+    return {
+        folder.relative_to(parts).as_posix()
+        for folder in parts.glob("/".join("*" * _PART_DEPTH))
+        if folder.is_dir()
+    }
+
+
+def _read_merged(path: Path, schema: pa.Schema, items: set[str]) -> pa.Table:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not items:
+        return schema.empty_table()
+    table = _read(path, schema)
+    return table.filter(pc.is_in(table["item"], pa.array(sorted(items), pa.string())))
+
+
+def _read(path: Path, schema: pa.Schema) -> pa.Table:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return pq.read_table(path, schema=schema, partitioning=None)
+    except (OSError, pa.ArrowException) as error:
+        reason = " ".join(str(error).split())
+        raise StoreError(f"{path}: cannot be read: {reason}") from error
+
+
+def _write_rows(rows: tuple[Any, ...], schema: pa.Schema, path: Path) -> None:
+    import pyarrow as pa
+
+    _write(pa.Table.from_pylist([asdict(row) for row in rows], schema=schema), path)
+
+
+def _write(table: pa.Table, path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    pq.write_table(table, path, compression="zstd")
+    _sync(path)
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """A temporary path whose contents take the place of `path`, whole, when the block ends."""
+    temporary = path.with_name(f".partial-{path.name}")
+    yield temporary
+    _sync(temporary)
+    temporary.replace(path)
+    _sync(path.parent)
+
+
+@contextmanager
+def _naming(directory: Path) -> Iterator[None]:
+    """Turns the system's errors (disk full, read-only, ...) into one line that names the place."""
+    try:
+        yield
+    except OSError as error:
+        where = error.filename or directory
+        raise StoreError(f"{where}: {error.strerror or error}") from error
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(below) for key, below in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(below) for below in value]
+    return value
+
+
+def _requests_schema() -> pa.Schema:
+    import pyarrow as pa
+
+    return pa.schema(
+        {
+            "item": pa.string(),
+            "method": pa.string(),
+            "dataset": pa.string(),
+            "category": pa.string(),
+            "control": pa.bool_(),
+            "temperature": pa.float64(),
+            "batch_size": pa.int64(),
+            "repeat": pa.int64(),
+            "block": pa.int64(),
+            "request_id": pa.string(),
+            "prompt_index": pa.int64(),
+            "prompt_tokens": pa.int64(),
+            "output_tokens": pa.int64(),
+            "output_ids": pa.list_(pa.int32()),
+            "finish": pa.string(),
+            "prefill_ns": pa.int64(),
+            "ttft_ns": pa.int64(),
+            "decode_ns": pa.int64(),
+            "tpot_ns": pa.float64(),
+        }
+    )
+
+
+def _rounds_schema() -> pa.Schema:
+    import pyarrow as pa
+
+    span = pa.struct({"kind": pa.string(), "start_ns": pa.int64(), "end_ns": pa.int64()})
+    return pa.schema(
+        {
+            "item": pa.string(),
+            "request_id": pa.string(),
+            "step": pa.int64(),
+            "round": pa.int64(),
+            "start_ns": pa.int64(),
+            "end_ns": pa.int64(),
+            "live": pa.int64(),
+            "emitted": pa.int64(),
+            "drafted": pa.int64(),
+            "accepted": pa.int64(),
+            "cache": pa.string(),
+            "backup": pa.string(),
+            "guesses": pa.float64(),
+            "draft_ns": pa.int64(),
+            "verify_ns": pa.int64(),
+            "wait_ns": pa.int64(),
+            "speculate_ns": pa.int64(),
+            "spans": pa.list_(span),
+        }
+    )

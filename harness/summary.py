@@ -1,0 +1,172 @@
+"""A run in one JSON object: cells, checks, warnings. `harness show --json` prints it.
+
+The names in it are fixed: scripts depend on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from harness.checks import run_checks
+from harness.decoder import FinishReason
+from harness.metrics import CellData, cell_metrics, speedup, split_cells
+from harness.plan import BASELINE, Cell
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from harness.store import RunData
+
+SCHEMA = 1
+BASELINES = (BASELINE, "sd")
+
+_FEW_PROMPTS = 10  # percentile intervals from fewer are markedly too narrow
+_LOOP_PERIODS = range(1, 17)  # tokens
+_LOOP_TAIL = 32  # tokens
+
+
+def summarise(run: RunData) -> dict[str, Any]:
+    """Everything that a run says, derived from its directory; JSON values only.
+
+    Speedups are over `ar` and `sd` where the run has them, on the same dataset, temperature and
+    batch size; a cell is not compared with itself, nor the A/A control with anything but `ar`.
+    """
+    cells = split_cells(run.requests, run.rounds)
+    by_cell = {data.cell: data for data in cells}
+    return {
+        "schema": SCHEMA,
+        "cells": [_cell(data, by_cell, run.manifest) for data in cells],
+        "checks": [check.to_json() for check in run_checks(run, cells)],
+        "warnings": list(_warnings(run, cells)),
+    }
+
+
+def _cell(
+    data: CellData, by_cell: Mapping[Cell, CellData], manifest: Mapping[str, Any]
+) -> dict[str, Any]:
+    cell = data.cell
+    devices = manifest.get("decoders", {}).get(cell.id, {}).get("devices")
+    baselines = [by_cell[other] for other in _baselines(cell) if other in by_cell]
+    return {
+        "method": cell.method,
+        "control": cell.control,
+        "dataset": cell.dataset,
+        "temperature": cell.temperature,
+        "batch_size": cell.batch_size,
+        **asdict(cell_metrics(data, devices)),
+        "speedup": _speedups(data, baselines),
+        "categories": _categories(data, baselines),
+    }
+
+
+def _baselines(cell: Cell) -> Iterable[Cell]:
+    for method in BASELINES[:1] if cell.control else BASELINES:
+        other = Cell(method, cell.dataset, cell.temperature, cell.batch_size)
+        if other != cell:
+            yield other
+
+
+def _speedups(data: CellData, baselines: Iterable[CellData]) -> dict[str, Any]:
+    return {other.cell.method: asdict(speedup(data, other)) for other in baselines}
+
+
+def _categories(data: CellData, baselines: Sequence[CellData]) -> dict[str, Any]:
+    """Acceptance and speedup by category; empty where the dataset has only one."""
+    names = sorted(data.requests["category"].unique())
+    if len(names) < 2:
+        return {}
+    found = {}
+    for name in names:
+        own = data.only(name)
+        metrics = cell_metrics(own, devices=None)
+        found[name] = {
+            "requests": metrics.requests,
+            "tokens": metrics.tokens,
+            "acceptance_length": metrics.acceptance_length,
+            "acceptance_rate": metrics.acceptance_rate,
+            "speedup": _speedups(own, [other.only(name) for other in baselines]),
+        }
+    return found
+
+
+def _warnings(run: RunData, cells: Sequence[CellData]) -> Iterable[str]:
+    yield from run.problems
+    yield from _completeness_warnings(run)
+    yield from _machine_warnings(run.manifest)
+    yield from _tuning_warnings(run.manifest)
+    yield from _prompt_warnings(cells)
+    yield from _output_warnings(run.requests)
+
+
+def _completeness_warnings(run: RunData) -> Iterable[str]:
+    status, failures = run.manifest["status"], run.manifest.get("failures", ())
+    if status != "finished":
+        yield f"the run is {status}: the figures cover the items measured so far"
+    for failure in failures:
+        yield f"{failure['item']} failed: {failure['error']}: {failure['message']}"
+    skipped = run.manifest.get("skipped_requests", ())
+    if skipped:
+        first = f"{skipped[0]['request_id']}: {skipped[0]['reason']}"
+        yield f"{len(skipped)} requests were skipped; the first: {first}"
+
+
+def _machine_warnings(manifest: Mapping[str, Any]) -> Iterable[str]:
+    fingerprint = manifest.get("fingerprint", {})
+    if fingerprint.get("placement", {}).get("shared"):
+        yield "target and draft share cores: asynchronous methods are slower than they could be"
+    load = fingerprint.get("load_average")
+    cores = fingerprint.get("cpu", {}).get("cores_available")
+    if load is not None and cores is not None and load > cores / 2:
+        yield f"load average {load} on {cores} cores at the start: other programs were running"
+    if manifest.get("git", {}).get("dirty"):
+        yield "the source tree had uncommitted changes"
+
+
+def _tuning_warnings(manifest: Mapping[str, Any]) -> Iterable[str]:
+    """Methods with parameters that neither a tuning run nor a person has chosen."""
+    untuned = {
+        cell.partition("/")[0]
+        for cell, decoder in manifest.get("decoders", {}).items()
+        if decoder.get("options") and not decoder.get("tuned")
+    }
+    for method in sorted(untuned):
+        yield f"{method} ran with default parameters, not tuned for this pair and machine"
+
+
+def _prompt_warnings(cells: Sequence[CellData]) -> Iterable[str]:
+    for data in cells:
+        cell, prompts = data.cell, data.requests["prompt_index"].nunique()
+        if cell != cell.group:
+            continue
+        where = f"{cell.dataset} at temperature {cell.temperature:g}, batch size {cell.batch_size}"
+        if prompts < _FEW_PROMPTS:
+            yield f"{where}: {prompts} prompts; intervals from fewer than {_FEW_PROMPTS} mislead"
+        if prompts < cell.batch_size:
+            yield f"{where}: {prompts} prompts never fill the batch"
+        if not any(other.cell.control and other.cell.group == cell for other in cells):
+            yield f"{where}: no A/A control, so the noise of this machine is unknown"
+
+
+def _output_warnings(requests: pd.DataFrame) -> Iterable[str]:
+    for (dataset, temperature), own in requests.groupby(["dataset", "temperature"]):
+        where, total = f"{dataset} at temperature {temperature:g}", len(own)
+        looping = sum(map(_ends_in_loop, own["output_ids"]))
+        if looping:
+            yield f"{where}: {looping} of {total} outputs end in a loop, which flatters acceptance"
+        for reason, limit in (
+            (FinishReason.LENGTH, "max_new_tokens"),
+            (FinishReason.CONTEXT, "the context"),
+        ):
+            cut = (own["finish"] == reason).sum()
+            if cut:
+                yield f"{where}: {cut} of {total} outputs were cut at {limit}"
+
+
+def _ends_in_loop(output_ids: Sequence[int]) -> bool:
+    """Whether the last `_LOOP_TAIL` tokens repeat with a period of at most half of them."""
+    tail = list(output_ids[-_LOOP_TAIL:])
+    if len(tail) < _LOOP_TAIL:
+        return False
+    return any(tail[period:] == tail[:-period] for period in _LOOP_PERIODS)
