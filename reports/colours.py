@@ -1,0 +1,55 @@
+"""One colour for one thing, in every figure and table of a page, in light and in dark.
+
+Charts are drawn in marker colours that occur nowhere else; `reports.svg` turns each into the CSS
+variable of its name, and `templates/page.css` gives the variables their values (Okabe and Ito's
+palette, darkened or lightened until it reads on its background).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+_VARIABLES = (
+    *("ink", "muted", "rule", "paper"),
+    *("verify", "draft", "wait", "other", "speculate"),
+    *(f"method-{slot}" for slot in range(1, 9)),
+)
+_MARKER = re.compile(r"#0a00([0-9a-f]{2})")
+_KNOWN_METHODS = ("ar", "sd", "ssd", "tree", "amusd", "pearl")
+_SHAPES = ("o", "s", "D", "^", "v", "P", "X", "p")
+
+
+class MethodStyle(NamedTuple):
+    """How one method looks: a CSS variable and, for those who cannot tell colours, a shape."""
+
+    variable: str
+    shape: str
+
+    @property
+    def colour(self) -> str:
+        """The marker colour to draw with."""
+        return drawn(self.variable)
+
+
+def drawn(variable: str) -> str:
+    """The marker colour that stands for a CSS variable in a drawing."""
+    return f"#0a00{_VARIABLES.index(variable):02x}"
+
+
+def to_css(svg: str) -> str:
+    """Replaces every marker colour by its CSS variable."""
+    return _MARKER.sub(lambda match: f"var(--{_VARIABLES[int(match[1], 16)]})", svg)
+
+
+def method_styles(methods: Iterable[str]) -> Mapping[str, MethodStyle]:
+    """Styles by method: our own methods always look the same, others take what is left."""
+    named = set(methods)
+    others = sorted(named.difference(_KNOWN_METHODS))
+    slots = {method: slot for slot, method in enumerate(_KNOWN_METHODS)}
+    slots |= {method: len(_KNOWN_METHODS) + index for index, method in enumerate(others)}
+    return {
+        method: MethodStyle(f"method-{slots[method] % 8 + 1}", _SHAPES[slots[method] % 8])
+        for method in named
+    }

@@ -1,0 +1,129 @@
+"""Stored runs as one HTML page that needs nothing else: no network, no script, no torch.
+
+Never measures. Numbers come from `harness.summary`, provenance from the manifest. Everything that
+a run holds (names, errors, prompts) is text to be escaped, here and in the charts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from harness.errors import StoreError
+from reports import provenance, tables, verdict
+from reports.checks import CheckView, check_views
+from reports.colours import method_styles
+from reports.results import read_results
+from reports.sections import Evidence, FigureSection, figure_sections
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from harness.store import RunData
+
+
+@dataclass(frozen=True)
+class RunView:
+    """One run as the template shows it."""
+
+    key: str
+    title: str
+    date: str
+    facts: tuple[str, ...]
+    verdict: tuple[str, ...]
+    warnings: tuple[str, ...]
+    checks: tuple[CheckView, ...]
+    columns: tuple[tables.Value, ...]
+    rows: tuple[tables.Row, ...]
+    figures: tuple[FigureSection, ...]
+    failures: tuple[Mapping[str, Any], ...]
+    skipped: tuple[Mapping[str, Any], ...]
+    command: str
+    sources: tuple[provenance.Source, ...]
+    properties: tuple[provenance.Fact, ...]
+    blocks: tuple[provenance.Block, ...]
+
+
+def build(run_dirs: Sequence[Path], out: Path) -> Path:
+    """Writes the report of one or more runs.
+
+    Args:
+        run_dirs: run directories (docs/run-directory.md), finished or not.
+        out: the HTML file; its folder is made where it does not exist.
+
+    Returns:
+        `out`.
+
+    Raises:
+        StoreError: a run directory cannot be read, or the page cannot be written.
+    """
+    from harness.store import read_run
+
+    runs = [read_run(directory) for directory in run_dirs]
+    html = render(runs)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(html, encoding="utf-8")
+    except OSError as error:
+        raise StoreError(f"{out}: cannot be written: {error.strerror or error}") from error
+    return out
+
+
+def render(runs: Sequence[RunData]) -> str:
+    """The page as HTML; the same runs always give the same page."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("reports"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    views = [_view(f"run-{index}", run) for index, run in enumerate(runs, start=1)]
+    title = views[0].title if len(views) == 1 else f"{len(views)} benchmark runs"
+    return environment.get_template("page.html.j2").render(
+        title=title, runs=views, warnings=_unlike_machines(runs)
+    )
+
+
+def _view(key: str, run: RunData) -> RunView:
+    manifest, result = run.manifest, read_results(run)
+    pair = provenance.pair_name(manifest)
+    styles = method_styles(cell.method for cell in result.cells)
+    evidence = Evidence(key, result.measured, run.requests, run.rounds, styles)
+    return RunView(
+        key=key,
+        title=pair,
+        date=provenance.date(manifest),
+        facts=provenance.headline(manifest),
+        verdict=tuple(verdict.sentences(pair, result)),
+        warnings=result.warnings,
+        checks=tuple(check_views(result)),
+        columns=tables.COLUMNS,
+        rows=tuple(tables.table_rows(result.cells, styles)),
+        figures=tuple(figure_sections(evidence)),
+        failures=tuple(manifest.get("failures") or ()),
+        skipped=tuple(manifest.get("skipped_requests") or ()),
+        command=provenance.command(manifest),
+        sources=tuple(provenance.sources(manifest)),
+        properties=tuple(provenance.facts(manifest)),
+        blocks=tuple(provenance.blocks(manifest)),
+    )
+
+
+def _unlike_machines(runs: Sequence[RunData]) -> list[str]:
+    """One warning for each two neighbouring runs that were made on unlike machines."""
+    from harness.fingerprint import differences
+
+    warnings = []
+    for number, (left, right) in enumerate(pairwise(runs), start=1):
+        found = differences(*(run.manifest.get("fingerprint") or {} for run in (left, right)))
+        if found:
+            warnings.append(
+                f"runs {number} and {number + 1} are from unlike machines, so their speeds do not "
+                f"compare: {'; '.join(found)}"
+            )
+    return warnings

@@ -1,0 +1,349 @@
+"""The figures of a report with heading, caption and legend; those without data are left out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from harness.plan import BASELINE
+from harness.summary import BASELINES
+from reports import figures, timeline
+from reports.svg import inline_svg, style
+from reports.tables import interval_text, present
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    import pandas as pd
+    from markupsafe import Markup
+    from matplotlib.figure import Figure
+
+    from reports.colours import MethodStyle
+    from reports.results import CategoryResult, CellResult
+
+_SETTING = ("temperature", "batch_size")
+_VIEWS = (
+    ("Equal target resources", "on the same target", "tokens_per_s"),
+    ("Per device", "per device", "tokens_per_s_per_device"),
+)
+_SPAN_LABELS = {
+    "verify": "verify (target)",
+    "draft": "draft (on the critical path)",
+    "wait": "wait for the draft process",
+    "other": "everything else",
+    "speculate": "speculate (draft process, meanwhile)",
+}
+
+
+class LegendEntry(NamedTuple):
+    """A colour and what it stands for."""
+
+    variable: str
+    label: str
+
+
+class Panel(NamedTuple):
+    """One chart."""
+
+    title: str
+    svg: Markup
+
+
+@dataclass(frozen=True)
+class FigureSection:
+    """A heading, what to read, and the charts."""
+
+    heading: str
+    caption: str
+    legend: tuple[LegendEntry, ...]
+    panels: tuple[Panel, ...]
+
+
+class _Drawing(NamedTuple):
+    title: str
+    figure: Figure
+    description: str
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the figures of one run are drawn from.
+
+    Attributes:
+        key: prefix of every id in the page that belongs to this run.
+        cells: summaries of the measured cells, A/A control left out.
+        requests: all rows of requests.parquet.
+        rounds: all rows of rounds.parquet.
+        styles: by method.
+    """
+
+    key: str
+    cells: Sequence[CellResult]
+    requests: pd.DataFrame
+    rounds: pd.DataFrame
+    styles: Mapping[str, MethodStyle]
+
+
+def figure_sections(evidence: Evidence) -> list[FigureSection]:
+    """Every figure that the run has data for, in reading order."""
+    with style():
+        sections = (
+            _speedups(evidence),
+            _plane(evidence),
+            _round_times(evidence),
+            _timelines(evidence),
+            _categories(evidence),
+            _acceptance(evidence),
+        )
+        return [section for section in sections if section is not None]
+
+
+def _section(
+    evidence: Evidence,
+    name: str,
+    heading: str,
+    caption: str,
+    legend: Iterable[LegendEntry],
+    drawings: Sequence[_Drawing],
+) -> FigureSection | None:
+    if not drawings:
+        return None
+    panels = tuple(
+        Panel(
+            drawing.title,
+            inline_svg(
+                drawing.figure,
+                f"{evidence.key}-{name}-{index}",
+                f"{heading}: {drawing.title}",
+                drawing.description,
+            ),
+        )
+        for index, drawing in enumerate(drawings)
+    )
+    return FigureSection(heading, caption, tuple(legend), panels)
+
+
+def _method_legend(evidence: Evidence, methods: Iterable[str]) -> list[LegendEntry]:
+    return [LegendEntry(evidence.styles[name].variable, name) for name in dict.fromkeys(methods)]
+
+
+def _span_legend(kinds: Iterable[str]) -> list[LegendEntry]:
+    return [LegendEntry(kind, label) for kind, label in _SPAN_LABELS.items() if kind in kinds]
+
+
+def _speedups(evidence: Evidence) -> FigureSection | None:
+    drawings = []
+    for (temperature, batch_size), cells in _by(evidence.cells, _SETTING):
+        where = f"temperature {temperature:g}, batch size {batch_size}"
+        for baseline in BASELINES:
+            rows = [
+                figures.IntervalRow(cell.dataset, cell.method, cell.speedup[baseline])
+                for cell in cells
+                if cell.method != BASELINE and _has_speedup(cell, baseline)
+            ]
+            drawings += _interval_drawing(rows, evidence.styles, baseline, where)
+    return _section(
+        evidence,
+        "speedup",
+        "Speedup by dataset",
+        "Ratio of total decoding times on the same prompts. Right of the line at 1 is faster; "
+        "where the bar crosses the line, the run shows no difference.",
+        (),
+        drawings,
+    )
+
+
+def _categories(evidence: Evidence) -> FigureSection | None:
+    drawings = []
+    for (dataset, temperature, batch_size), cells in _by(evidence.cells, ("dataset", *_SETTING)):
+        where = f"{dataset}, temperature {temperature:g}, batch size {batch_size}"
+        for baseline in BASELINES:
+            rows = [
+                figures.IntervalRow(name, cell.method, category.speedup[baseline])
+                for name in sorted({name for cell in cells for name in cell.categories})
+                for cell in cells
+                if cell.method != BASELINE
+                and (category := cell.categories.get(name))
+                and _has_speedup(category, baseline)
+            ]
+            drawings += _interval_drawing(rows, evidence.styles, baseline, where)
+    return _section(
+        evidence,
+        "category",
+        "Speedup by category of prompt",
+        "As above, on the prompts of one category each; fewer prompts, wider intervals.",
+        (),
+        drawings,
+    )
+
+
+def _has_speedup(result: CellResult | CategoryResult, baseline: str) -> bool:
+    return baseline in result.speedup and present(result.speedup[baseline].value)
+
+
+def _interval_drawing(
+    rows: Sequence[figures.IntervalRow],
+    styles: Mapping[str, MethodStyle],
+    baseline: str,
+    where: str,
+) -> list[_Drawing]:
+    """The chart of the rows; none without rows."""
+    if not rows:
+        return []
+    figure = figures.draw_intervals(rows, styles, f"times as fast as {baseline.upper()}")
+    words = "; ".join(f"{row.group}, {row.method}: {interval_text(row.estimate)}" for row in rows)
+    return [_Drawing(f"Over {baseline.upper()}, {where}", figure, f"{words}.")]
+
+
+def _plane(evidence: Evidence) -> FigureSection | None:
+    drawings, methods = [], []
+    for (dataset, temperature), cells in _by(evidence.cells, ("dataset", "temperature")):
+        shown = [
+            cell
+            for cell in cells
+            if present(cell.tokens_per_s_per_device) and present(cell.tpot_ms.p50)
+        ]
+        if len(shown) < 2:
+            continue
+        methods += [cell.method for cell in shown]
+        where = f"{dataset}, temperature {temperature:g}"
+        top = max(cell.tokens_per_s or 0.0 for cell in shown)
+        for view, per, attribute in _VIEWS:
+            points = [_plane_point(cell, attribute) for cell in shown]
+            figure = figures.draw_plane(points, evidence.styles, f"tokens/s {per}", top)
+            drawings.append(_Drawing(f"{view}: {where}", figure, _describe_plane(points, per)))
+    return _section(
+        evidence,
+        "plane",
+        "Latency and throughput",
+        "Up is more tokens from the machine, right is more for each user (1 / median TPOT); up and "
+        "right is better. At equal target resources, every method has the same target devices; "
+        "per device, the tokens are divided by all the devices a method uses, the draft's own "
+        "included. A line joins one method's batch sizes (b).",
+        _method_legend(evidence, methods),
+        drawings,
+    )
+
+
+def _plane_point(cell: CellResult, attribute: str) -> figures.PlanePoint:
+    per_user = 1000 / (cell.tpot_ms.p50 or float("inf"))
+    return figures.PlanePoint(cell.method, cell.batch_size, per_user, getattr(cell, attribute))
+
+
+def _round_times(evidence: Evidence) -> FigureSection | None:
+    drawings, parts = [], set()
+    for (dataset, temperature, batch_size), cells in _by(evidence.cells, ("dataset", *_SETTING)):
+        rows = [row for cell in cells if (row := _round_time(cell, evidence.rounds))]
+        if rows:
+            parts |= {part for row in rows for part, value in row.parts.items() if value > 0}
+            where = f"{dataset}, temperature {temperature:g}, batch size {batch_size}"
+            words = "; ".join(_describe_round_time(row) for row in rows)
+            drawings.append(_Drawing(where, figures.draw_round_times(rows), f"{words}."))
+    return _section(
+        evidence,
+        "round",
+        "Where a round's time goes",
+        "The mean step of each method, by what the critical path was doing. A longer round may "
+        "still be the better one: compare it with the tokens a round in the table.",
+        _span_legend(parts),
+        drawings,
+    )
+
+
+def _round_time(cell: CellResult, rounds: pd.DataFrame) -> figures.RoundTime | None:
+    """The mean step of a cell, in milliseconds; None where the decoder reports no spans."""
+    if not present(cell.verify_ms):
+        return None
+    steps = rounds[rounds["item"].str.startswith(cell.item_prefix)]
+    steps = steps.drop_duplicates(["item", "step"])
+    total = float((steps["end_ns"] - steps["start_ns"]).mean() / 1e6)
+    parts = {"verify": cell.verify_ms, "draft": cell.draft_ms or 0.0, "wait": cell.wait_ms or 0.0}
+    return figures.RoundTime(cell.method, parts | {"other": max(0.0, total - sum(parts.values()))})
+
+
+def _timelines(evidence: Evidence) -> FigureSection | None:
+    excerpts = timeline.middle_excerpts(evidence.requests, evidence.rounds)
+    if not excerpts:
+        return None
+    span_ms = max(each.end_ms for each in excerpts)
+    kinds = {s.kind.value for each in excerpts for r in each.rounds for s in r.stretches}
+    return _section(
+        evidence,
+        "timeline",
+        "A few rounds, as they happened",
+        "Consecutive rounds from the middle of one request, at the lowest temperature and smallest "
+        "batch size, all on one time scale. Above each round: the tokens it emitted and, with a "
+        "speculation cache, whether it was a hit.",
+        _span_legend(kinds),
+        [
+            _Drawing(
+                f"{each.method}: {each.request_id}",
+                timeline.draw_timeline(each, span_ms),
+                timeline.describe(each),
+            )
+            for each in excerpts
+        ],
+    )
+
+
+def _acceptance(evidence: Evidence) -> FigureSection | None:
+    drawings, methods = [], []
+    measured = evidence.requests[~evidence.requests["control"]]
+    for temperature, requests in measured.groupby("temperature"):
+        rates = {}
+        for method, rows in requests.groupby("method"):
+            own = evidence.rounds[evidence.rounds["item"].isin(rows["item"].unique())]
+            if series := figures.acceptance_by_position(own):
+                rates[str(method)] = series
+        if rates:
+            methods += list(rates)
+            drawings.append(
+                _Drawing(
+                    f"temperature {temperature:g}",
+                    figures.draw_acceptance(rates, evidence.styles),
+                    _describe_acceptance(rates),
+                )
+            )
+    return _section(
+        evidence,
+        "acceptance",
+        "Acceptance by position",
+        "How often the token drafted at a position was accepted, counting only the rounds in which "
+        "all before it were; over all datasets and batch sizes.",
+        _method_legend(evidence, methods),
+        drawings,
+    )
+
+
+def _by(
+    cells: Sequence[CellResult], fields: Sequence[str]
+) -> Iterator[tuple[tuple[Any, ...], list[CellResult]]]:
+    """The cells by their values of `fields`, in the order in which these first occur."""
+    grouped: dict[tuple[Any, ...], list[CellResult]] = {}
+    for cell in cells:
+        grouped.setdefault(tuple(getattr(cell, field) for field in fields), []).append(cell)
+    yield from grouped.items()
+
+
+def _describe_round_time(row: figures.RoundTime) -> str:
+    parts = ", ".join(f"{part} {value:.1f}" for part, value in row.parts.items())
+    return f"{row.method}: {row.total:.1f} ms a round ({parts})"
+
+
+def _describe_plane(points: Sequence[figures.PlanePoint], per: str) -> str:
+    return (
+        "; ".join(
+            f"{p.method} at batch size {p.batch_size}: {p.per_user:.1f} tokens/s per user, "
+            f"{p.throughput:.1f} tokens/s {per}"
+            for p in points
+        )
+        + "."
+    )
+
+
+def _describe_acceptance(rates: Mapping[str, Sequence[tuple[int, float, int]]]) -> str:
+    lines = (
+        f"{method}: " + ", ".join(f"position {at} {rate:.2f}" for at, rate, _ in series)
+        for method, series in rates.items()
+    )
+    return "; ".join(lines) + "."

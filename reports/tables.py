@@ -1,0 +1,112 @@
+"""The table of cells: few digits, one form everywhere, never a NaN."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, TypeGuard
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from harness.metrics import Percentiles
+    from harness.statistics import Estimate
+    from reports.colours import MethodStyle
+    from reports.results import CellResult
+
+
+class Value(NamedTuple):
+    """A table entry: a number and, smaller below it, its interval or percentile."""
+
+    main: str
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One cell of the benchmark as it is shown."""
+
+    variable: str
+    method: str
+    dataset: str
+    temperature: str
+    batch_size: int
+    values: tuple[Value | None, ...]
+    opens_group: bool
+
+
+COLUMNS = (
+    Value("tokens/s"),
+    Value("tokens/s", "per device"),
+    Value("speedup", "over AR"),
+    Value("speedup", "over SD"),
+    Value("tokens", "a round"),
+    Value("acceptance", "rate"),
+    Value("cache", "hit rate"),
+    Value("TTFT", "ms"),
+    Value("TPOT", "ms"),
+)
+
+
+def table_rows(cells: Sequence[CellResult], styles: Mapping[str, MethodStyle]) -> list[Row]:
+    """Rows in the order given; a rule opens each new dataset, temperature or batch size."""
+    rows: list[Row] = []
+    previous = None
+    for cell in cells:
+        group = (cell.dataset, cell.temperature, cell.batch_size)
+        rows.append(
+            Row(
+                variable=styles[cell.method].variable,
+                method=f"{cell.method} (A/A)" if cell.control else cell.method,
+                dataset=cell.dataset,
+                temperature=f"{cell.temperature:g}",
+                batch_size=cell.batch_size,
+                values=_values(cell),
+                opens_group=group != previous,
+            )
+        )
+        previous = group
+    return rows
+
+
+def _values(cell: CellResult) -> tuple[Value | None, ...]:
+    return (
+        _number(cell.tokens_per_s, 1),
+        _number(cell.tokens_per_s_per_device, 1),
+        _speedup(cell.speedup.get("ar")),
+        _speedup(cell.speedup.get("sd")),
+        _number(cell.acceptance_length, 2),
+        _number(cell.acceptance_rate, 3),
+        _number(cell.hit_rate, 3),
+        _percentiles(cell.ttft_ms),
+        _percentiles(cell.tpot_ms),
+    )
+
+
+def present(number: float | None) -> TypeGuard[float]:
+    """Whether there is a number that can be shown."""
+    return number is not None and math.isfinite(number)
+
+
+def _number(number: float | None, digits: int) -> Value | None:
+    return Value(f"{number:,.{digits}f}") if present(number) else None
+
+
+def _speedup(estimate: Estimate | None) -> Value | None:
+    if estimate is None or not present(estimate.value):
+        return None
+    value, _, interval = interval_text(estimate).partition(" ")
+    return Value(f"{value}x", interval)
+
+
+def interval_text(estimate: Estimate) -> str:
+    """Such as `1.72 [1.65, 1.79]`; the value alone where there is no interval."""
+    if estimate.low is None or estimate.high is None:
+        return f"{estimate.value:.2f}"
+    return f"{estimate.value:.2f} [{estimate.low:.2f}, {estimate.high:.2f}]"
+
+
+def _percentiles(times: Percentiles) -> Value | None:
+    if not present(times.p50):
+        return None
+    return Value(f"{times.p50:,.1f}", f"{times.p95:,.1f}" if present(times.p95) else "")
