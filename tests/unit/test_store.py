@@ -96,6 +96,19 @@ def test_killed_between_the_merge_and_its_commit(running, monkeypatch):
     assert outputs(running.directory) == BOTH
 
 
+def test_killed_before_the_commit_of_a_second_merge(running, monkeypatch):
+    running.finalise("interrupted")
+    resumed = RunStore.open(running.directory)
+    resumed.append_item(item(2))
+    with monkeypatch.context() as patch:
+        patch.setattr(RunStore, "update", killed)
+        with pytest.raises(KeyboardInterrupt):
+            resumed.finalise("finished")
+    # the third item is now in the merged tables, uncommitted, and still a part: read once
+    assert outputs(running.directory) == BOTH | {"ar/mini/t0/b1/r0/k2": [2, 9]}
+    assert len(read_run(running.directory).requests) == 3
+
+
 def test_killed_between_the_two_tables(running, monkeypatch):
     real = store._write
     with monkeypatch.context() as patch:
