@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from itertools import cycle
 from typing import NamedTuple
 
 _VARIABLES = (
@@ -44,12 +45,12 @@ def to_css(svg: str) -> str:
 
 
 def method_styles(methods: Iterable[str]) -> Mapping[str, MethodStyle]:
-    """Styles by method: our own methods always look the same, others take what is left."""
+    """Styles by method: ours always look the same, others take the slots that ours leave free."""
     named = set(methods)
-    others = sorted(named.difference(_KNOWN_METHODS))
-    slots = {method: slot for slot, method in enumerate(_KNOWN_METHODS)}
-    slots |= {method: len(_KNOWN_METHODS) + index for index, method in enumerate(others)}
+    ours = {method: slot for slot, method in enumerate(_KNOWN_METHODS) if method in named}
+    free = [slot for slot in range(len(_SHAPES)) if slot not in ours.values()]
+    others = zip(sorted(named - set(ours)), cycle(free or range(len(_SHAPES))), strict=False)
     return {
-        method: MethodStyle(f"method-{slots[method] % 8 + 1}", _SHAPES[slots[method] % 8])
-        for method in named
+        method: MethodStyle(f"method-{slot + 1}", _SHAPES[slot])
+        for method, slot in (ours | dict(others)).items()
     }

@@ -160,10 +160,11 @@ def test_the_timeline_shows_the_middle_of_the_longest_shared_request() -> None:
 
 
 def test_known_methods_keep_their_colour_and_strangers_get_others() -> None:
-    few, many = method_styles(["ssd"]), method_styles(["ar", "hf", "sd", "ssd", "zz"])
+    few, many = method_styles(["ssd"]), method_styles(["ar", "sd", "ssd", *"vwxyz"])
     assert few["ssd"] == many["ssd"]
-    assert len({each.variable for each in many.values()}) == 5
-    assert len({each.shape for each in many.values()}) == 5
+    assert len({each.variable for each in many.values()}) == 8
+    assert len({each.shape for each in many.values()}) == 8
+    assert method_styles("abcdefghij")["i"] == method_styles("abcdefghij")["a"]  # more than looks
     assert to_css(f'fill="{many["sd"].colour}"') == 'fill="var(--method-2)"'
 
 
