@@ -34,7 +34,7 @@ class RopeScaling:
 
 @dataclass(frozen=True, slots=True)
 class TransformerConfig:
-    """Sizes and constants of a model; biases and tied heads are seen from the weights themselves."""
+    """Sizes and constants of a model; biases are seen from the weights themselves."""
 
     model_type: str
     vocab_size: int

@@ -1,9 +1,9 @@
 """Keys and values of the tokens seen so far: static memory, one slot a sequence.
 
-A slot's cells are written in order by the forward pass. The first `length` cells are the trunk, the
-tokens that are settled; whatever lies behind them (drafted tokens, tree branches) is scratch that the
-next pass overwrites. Rolling back is therefore setting a number. Rotary positions are baked into the
-keys when they are written, so a cell may be moved within its slot.
+A slot's cells are written in order by the forward pass. The first `length` cells are the trunk,
+the tokens that are settled; whatever lies behind them (drafted tokens, tree branches) is scratch
+that the next pass overwrites. Rolling back is therefore setting a number. Rotary positions are
+baked into the keys when they are written, so a cell may be moved within its slot.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ class KVCache:
         return self.memory.numel() * self.memory.element_size()
 
     def truncate(self, slot: int, length: int) -> None:
-        """Rolls the slot's trunk back (or forward over cells just written) to `length` cells, in O(1)."""
+        """Rolls the slot's trunk back, or forward over cells just written, in O(1)."""
         if not 0 <= length <= self.cells:
             raise ValueError(f"length: {length} is outside the slot's {self.cells} cells")
         self.lengths[slot] = length
 
     def gather(self, slot: int, cells: Sequence[int]) -> None:
-        """Settles a branch: copies `cells` of the scratch, in this order, right behind the trunk."""
+        """Settles a branch: copies `cells` of the scratch, in this order, behind the trunk."""
         start, end = self.lengths[slot], self.lengths[slot] + len(cells)
         if list(cells) != list(range(start, end)):
             index = torch.tensor(cells, device=self.memory.device)

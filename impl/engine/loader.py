@@ -123,7 +123,7 @@ def load_transformer(
     folder: Path,
     *,
     dtype: torch.dtype,
-    vocab: torch.Tensor | None = None,
+    head_ids: torch.Tensor | None = None,
     operators: Operators | None = None,
 ) -> Transformer:
     """The folder's model, ready to run.
@@ -131,7 +131,7 @@ def load_transformer(
     Args:
         folder: what `prepare` returned.
         dtype: of weights and computation.
-        vocab: token ids [n] that the output head is trimmed to; None keeps them all.
+        head_ids: token ids [n] that the output head is trimmed to; None keeps them all.
         operators: what the layers are computed with; None is the engine's default.
     """
     from impl.engine.architecture import TransformerConfig
@@ -141,7 +141,7 @@ def load_transformer(
         TransformerConfig.from_hf(read_config(folder)),
         read_weights(folder),
         dtype=dtype,
-        head_ids=vocab,
+        head_ids=head_ids,
         operators=operators,
     )
 

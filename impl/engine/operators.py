@@ -8,7 +8,7 @@ reference of the others; on CPUs in bfloat16 it packs linear weights once for on
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, cast
 
 import torch
 import torch.nn.functional as F
@@ -48,6 +48,9 @@ class Operators(Protocol):
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
         """A layer of weight [out, in] and bias [out]."""
+
+    def head(self, weight: torch.Tensor) -> Linear:
+        """The output head: a layer without bias whose results are float32."""
 
     def swiglu(self, gate: torch.Tensor, up: torch.Tensor) -> Linear:
         """silu(x G^T) * (x U^T) as one layer."""
@@ -104,10 +107,31 @@ class OneDnnLinear:
     ) -> torch.Tensor:
         x = _normalised(x, norm)
         if residual is None:
-            return torch.ops.mkldnn._linear_pointwise.default(
+            y = torch.ops.mkldnn._linear_pointwise.default(
                 x, self.packed, self.bias, "none", [], ""
             )
-        return torch.ops.mkldnn._linear_pointwise.binary(x, residual, self.packed, self.bias, "add")
+        else:
+            y = torch.ops.mkldnn._linear_pointwise.binary(
+                x, residual, self.packed, self.bias, "add"
+            )
+        return cast("torch.Tensor", y)
+
+
+class Float32Result:
+    """A layer whose results are widened to float32."""
+
+    def __init__(self, linear: Linear) -> None:
+        self.linear = linear
+        self.weight_bytes = linear.weight_bytes
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        *,
+        norm: Norm | None = None,
+        residual: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        return self.linear(x, norm=norm, residual=residual).float()
 
 
 class TorchSwiGLU:
@@ -136,10 +160,14 @@ class TorchOperators:
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
         """See `Operators.linear`."""
-        on_cpu = weight.device.type == "cpu" and torch.backends.mkldnn.is_available()
+        on_cpu = weight.device.type == "cpu" and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
         if on_cpu and weight.dtype == torch.bfloat16:
             return OneDnnLinear(weight, bias)
         return TorchLinear(weight, bias)
+
+    def head(self, weight: torch.Tensor) -> Linear:
+        """See `Operators.head`."""
+        return Float32Result(self.linear(weight, None))
 
     def swiglu(self, gate: torch.Tensor, up: torch.Tensor) -> Linear:
         """See `Operators.swiglu`."""

@@ -1,8 +1,8 @@
 """A lean decoder-only transformer for the Llama and Qwen2 families.
 
-It runs packed batches of new tokens against a KV cache: single tokens, chunks of a prompt, and trees
-of candidates are one and the same pass, told apart by the batch's segments. It knows nothing about
-sampling, drafting or verifying.
+It runs packed batches of new tokens against a KV cache: single tokens, chunks of a prompt, and
+trees of candidates are one and the same pass, told apart by the batch's segments. It knows nothing
+about sampling, drafting or verifying.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Transformer:
             [_build_layer(config, f"model.layers.{i}.", weights, take, operators)
              for i in range(config.layers)],
             Norm(take("model.norm.weight", hidden), config.norm_eps),
-            operators.linear(head, None),
+            operators.head(head),
             head_ids,
             operators,
         )  # fmt: skip
@@ -152,7 +152,7 @@ class Transformer:
             float32 logits [rows, logits]; see `head_ids` for the token ids.
         """
         x = self._run_layers(batch, cache)
-        return self._head(x[rows], norm=self._final_norm).float()
+        return self._head(x[rows], norm=self._final_norm)
 
     @torch.inference_mode()
     def prefill(self, cache: KVCache, slot: int, tokens: Sequence[int]) -> None:
@@ -166,7 +166,8 @@ class Transformer:
     def _run_layers(self, batch: TokenBatch, cache: KVCache) -> torch.Tensor:
         """Hidden states [N, hidden] behind the last block."""
         attention, rope = self.operators.attention, self._rope
-        x = self._embedding[batch.tokens]
+        # A draft padded to fewer ids than its target may be fed one that it lacks: no real token.
+        x = self._embedding[batch.tokens.clamp(max=len(self._embedding) - 1)]
         for i, layer in enumerate(self._layers):
             qkv = layer.qkv(x, norm=layer.attention_norm)
             x = layer.output(attention(qkv, rope, batch, cache, i), residual=x)

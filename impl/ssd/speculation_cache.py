@@ -5,7 +5,7 @@ Pure bookkeeping for one sequence; what a speculation is (tokens, q's, KV) is th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 from torch import Tensor
@@ -48,6 +48,10 @@ class SpeculationCache(Generic[Speculation]):
     def lookup(self, outcome: Outcome) -> Speculation | None:
         """The speculation for what really happened: a hit; None is a miss."""
         return self._entries.get(outcome)
+
+    def values(self) -> Iterable[Speculation]:
+        """The speculations, in the order in which they were stored."""
+        return self._entries.values()
 
     def clear(self) -> None:
         """Forgets everything: the next verification has other outcomes."""

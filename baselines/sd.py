@@ -1,0 +1,52 @@
+"""SD: speculative decoding (Leviathan et al. 2023; Chen et al. 2023), draft then verify."""
+
+from __future__ import annotations
+
+import time
+
+from pydantic import Field
+
+from harness.decoder import DecoderOptions, DecoderSetup, Round, Span, SpanKind
+from impl.engine.drafter import Drafter
+from impl.engine.engine_decoder import EngineDecoder, settle
+from impl.engine.sequence import Sequence
+
+
+class SpeculativeOptions(DecoderOptions):
+    """Parameters of SD."""
+
+    lookahead: int = Field(4, ge=1, le=64, description="draft tokens a round (K)")
+
+
+class SpeculativeDecoder(EngineDecoder):
+    """Draft and target take turns on the target's device."""
+
+    name = "sd"
+    Options = SpeculativeOptions
+    needs_draft = True
+
+    def __init__(self, setup: DecoderSetup, options: SpeculativeOptions) -> None:
+        super().__init__(setup)
+        self.options = options
+        self.drafter = Drafter(setup.models.draft(), setup.batch_size, setup.max_context)
+
+    @classmethod
+    def create(cls, setup: DecoderSetup) -> SpeculativeDecoder:
+        """See `Decoder.create`."""
+        return cls(setup, SpeculativeOptions.model_validate(setup.options.model_dump()))
+
+    def step(self) -> list[Round]:
+        """Drafts up to K tokens for each live sequence, verifies them all in one target pass."""
+        live = self.slots.live()
+        start_ns = time.perf_counter_ns()
+        drafts = self.drafter.propose(live, self.options.lookahead)
+        drafting = Span(SpanKind.DRAFT, start_ns, time.perf_counter_ns())
+        outcomes, verifying = self.verifier.verify(live, drafts)
+        return [
+            settle(sequence, draft, outcome, [drafting, verifying])
+            for sequence, draft, outcome in zip(live, drafts, outcomes, strict=True)
+        ]
+
+    def _prefill(self, sequence: Sequence) -> None:
+        super()._prefill(sequence)
+        self.drafter.prefill(sequence)

@@ -1,0 +1,101 @@
+"""Drafting on the target's own device: the draft model proposes tokens one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as List
+from dataclasses import dataclass, field
+
+import torch
+
+from harness.decoder import SamplingParams
+from impl.engine import sampling
+from impl.engine.randomness import Role
+from impl.engine.sampling import Draft
+from impl.engine.sequence import Sequence
+from impl.engine.token_batch import TokenBatch
+from impl.engine.transformer import Transformer
+
+
+def draw(
+    logits: torch.Tensor,
+    params: SamplingParams,
+    uniforms: List[float],
+    head_ids: torch.Tensor | None,
+) -> tuple[list[int], torch.Tensor | None]:
+    """One token from each row of draft logits [n, Vd].
+
+    Returns:
+        Target token ids, and the q rows [n, Vd] they were drawn from (None when greedy).
+    """
+    if params.temperature == 0:
+        columns, q = sampling.argmax(logits), None
+    else:
+        q = sampling.probabilities(logits, params)
+        columns = sampling.sample(q, torch.tensor(uniforms, dtype=torch.float64, device=q.device))
+    tokens = columns if head_ids is None else head_ids[columns]
+    return tokens.tolist(), q
+
+
+@dataclass(slots=True)
+class _Proposal:
+    """A draft in the making: tokens so far, their q rows, and what to feed next."""
+
+    sequence: Sequence
+    count: int
+    feed: list[int]
+    tokens: list[int] = field(default_factory=list)
+    rows: list[torch.Tensor] = field(default_factory=list)
+
+    def as_draft(self, ids: torch.Tensor | None) -> Draft:
+        probs = torch.cat(self.rows) if self.rows else None
+        return Draft(torch.tensor(self.tokens, dtype=torch.int64), probs, ids)
+
+
+class Drafter:
+    """The draft model with its own cache, in step with the sequences of a decoder."""
+
+    def __init__(self, model: Transformer, slots: int, cells: int) -> None:
+        self.model = model
+        self.cache = model.new_cache(slots, cells)
+
+    def prefill(self, sequence: Sequence) -> None:
+        """Caches all of the prompt but the pending token."""
+        self.model.prefill(self.cache, sequence.slot, sequence.tokens[:-1])
+
+    def propose(self, sequences: List[Sequence], lookahead: int) -> list[Draft]:
+        """Up to `lookahead` tokens for each sequence, all sequences in one batch."""
+        proposals = [self._begin(sequence, lookahead) for sequence in sequences]
+        for _ in range(lookahead):
+            active = [p for p in proposals if len(p.tokens) < p.count]
+            if not active:
+                break
+            self._extend(active)
+        return [proposal.as_draft(self.model.head_ids) for proposal in proposals]
+
+    def _begin(self, sequence: Sequence, lookahead: int) -> _Proposal:
+        slot, tokens = sequence.slot, sequence.tokens
+        settled = min(self.cache.lengths[slot], len(tokens) - 1)  # drops rejected tokens
+        self.cache.truncate(slot, settled)
+        return _Proposal(sequence, sequence.draft_limit(lookahead), tokens[settled:])
+
+    def _extend(self, proposals: List[_Proposal]) -> None:
+        """Feeds what each proposal has not cached yet and draws its next token."""
+        lengths = self.cache.lengths
+        parts = [(p.sequence.slot, lengths[p.sequence.slot], p.feed) for p in proposals]
+        last = torch.tensor([len(p.feed) for p in proposals]).cumsum(0) - 1
+        batch = TokenBatch.causal(parts, self.model.device)
+        logits = self.model.forward(batch, self.cache, rows=last)
+        for proposal, row in zip(proposals, torch.split(logits, 1), strict=True):
+            slot = proposal.sequence.slot
+            self.cache.truncate(slot, lengths[slot] + len(proposal.feed))
+            self._draw(proposal, row)
+
+    def _draw(self, proposal: _Proposal, logits: torch.Tensor) -> None:
+        sequence = proposal.sequence
+        position = sequence.output_length + len(proposal.tokens)
+        uniforms = sequence.stream.uniforms(Role.DRAFT, position, 1)
+        tokens, q = draw(logits, sequence.request.sampling, uniforms.tolist(), self.model.head_ids)
+        proposal.tokens += tokens
+        proposal.feed = tokens
+        if q is not None:
+            proposal.rows.append(q)

@@ -1,0 +1,83 @@
+"""What every in-house method shares: slots, prefill, the verifier, and how rounds are recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as List
+
+from harness.decoder import CacheOutcome, Decoder, DecoderSetup, Request, Round, Span
+from harness.errors import ModelError
+from impl.engine.sampling import Draft, Verification
+from impl.engine.sequence import Sequence, SequenceSlots
+from impl.engine.transformer import Transformer
+from impl.engine.verifier import Verifier
+
+
+class EngineDecoder(Decoder):
+    """Base of the methods that run on this engine.
+
+    A method overrides `step` and, where it keeps something of its own for each sequence, `_prefill`
+    and `_forget`.
+    """
+
+    def __init__(self, setup: DecoderSetup) -> None:
+        target: Transformer = setup.models.target()
+        if setup.max_context > target.config.max_position:
+            raise ModelError(
+                f"max_context: {setup.max_context} is beyond the target's "
+                f"{target.config.max_position} positions"
+            )
+        self.setup = setup
+        self.slots = SequenceSlots(setup.batch_size, setup.max_context)
+        cache = target.new_cache(setup.batch_size, setup.max_context)
+        self.verifier = Verifier(target, cache)
+
+    def start(self, requests: List[Request]) -> None:
+        """See `Decoder.start`."""
+        for request in requests:
+            self.slots.check(request)
+        for sequence in self.slots.all():
+            self.release(sequence.request.request_id)
+        for request in requests:
+            self.admit(request)
+
+    def admit(self, request: Request) -> None:
+        """See `Decoder.admit`."""
+        self._prefill(self.slots.open(request))
+
+    def release(self, request_id: str) -> None:
+        """See `Decoder.release`."""
+        self._forget(self.slots.close(request_id))
+
+    def close(self) -> None:
+        """See `Decoder.close`."""
+
+    def _prefill(self, sequence: Sequence) -> None:
+        self.verifier.prefill(sequence)
+
+    def _forget(self, sequence: Sequence) -> None:
+        """Called when a sequence gives up its slot."""
+
+
+def settle(
+    sequence: Sequence,
+    draft: Draft,
+    outcome: Verification,
+    spans: List[Span],
+    *,
+    cache: CacheOutcome | None = None,
+    backup: str | None = None,
+    guesses: int | None = None,
+) -> Round:
+    """Appends what a verification emitted to its sequence and writes the round down."""
+    accepted = draft.tokens[: outcome.accepted].tolist()
+    return Round(
+        request_id=sequence.request.request_id,
+        tokens=sequence.append([*accepted, outcome.token]),
+        drafted=len(draft.tokens),
+        accepted=outcome.accepted,
+        spans=tuple(spans),
+        finish=sequence.finish,
+        cache=cache,
+        backup=backup,
+        guesses=guesses,
+    )

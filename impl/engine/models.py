@@ -1,0 +1,101 @@
+"""The models of a pair, loaded once a process; specs travel to worker processes, weights do not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from harness.decoder import DecoderSetup
+from harness.errors import ModelError
+from impl.engine.backends import choose_operators
+from impl.engine.loader import load_transformer, read_config
+from impl.engine.transformer import Transformer
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """How to load a model.
+
+    Attributes:
+        folder: weights in Hugging Face layout.
+        dtype: of weights and activations, by its torch name.
+        head_size: keep only the logits of this many most frequent tokens (a draft's trimmed head);
+            None keeps all.
+        int8: quantise the linear layers where the CPU kernels can run them (a draft's option).
+        kernel_dir: where compiled CPU kernels are kept; None runs on PyTorch alone.
+        vocab_limit: drop the logits of ids from here on (a draft padded beyond its target).
+    """
+
+    folder: Path
+    dtype: str = "bfloat16"
+    head_size: int | None = None
+    int8: bool = False
+    kernel_dir: Path | None = None
+    vocab_limit: int | None = None
+
+    def load(self) -> Transformer:
+        """Reads and packs the weights."""
+        dtype = getattr(torch, self.dtype)
+        operators = choose_operators(dtype, int8=self.int8, kernel_dir=self.kernel_dir)
+        return load_transformer(
+            self.folder, dtype=dtype, head_ids=self.head_ids(), operators=operators
+        )
+
+    def head_ids(self) -> torch.Tensor | None:
+        """Token id of each logit, ascending; None when no logit is dropped."""
+        size = int(read_config(self.folder)["vocab_size"])
+        limit = min(size, self.vocab_limit or size)
+        if self.head_size:
+            from impl.engine.draft_vocab import draft_vocab
+        ids = draft_vocab(self.folder, self.head_size) if self.head_size else None
+        if ids is None:
+            return None if limit == size else torch.arange(limit)
+        return ids[ids < limit]
+
+
+class Models:
+    """The harness's model provider for in-house methods."""
+
+    def __init__(self, target: ModelSpec, draft: ModelSpec | None = None) -> None:
+        self.target_spec = target
+        self._draft_spec = draft
+        self._loaded: dict[ModelSpec, Transformer] = {}
+
+    def target(self) -> Transformer:
+        """The target, loaded at the first call."""
+        return self._load(self.target_spec)
+
+    def draft(self) -> Transformer:
+        """The draft, loaded at the first call. Raises `ModelError` when the pair has none."""
+        return self._load(self.draft_spec)
+
+    @property
+    def draft_spec(self) -> ModelSpec:
+        """What a worker process loads; never proposes an id that the target cannot embed."""
+        if self._draft_spec is None:
+            raise ModelError("draft: this pair has no draft model; choose another pair or method")
+        return self._draft_spec
+
+    @property
+    def target_folder(self) -> Path:
+        """See `harness.decoder.ModelProvider`."""
+        return self.target_spec.folder
+
+    @property
+    def draft_folder(self) -> Path | None:
+        """See `harness.decoder.ModelProvider`."""
+        return None if self._draft_spec is None else self._draft_spec.folder
+
+    def _load(self, spec: ModelSpec) -> Transformer:
+        if spec not in self._loaded:
+            self._loaded[spec] = spec.load()
+        return self._loaded[spec]
+
+
+def draft_spec_of(setup: DecoderSetup) -> ModelSpec:
+    """The draft's spec for a worker process. Raises `ModelError` for a foreign model provider."""
+    if not isinstance(setup.models, Models):
+        raise ModelError("models: this method starts a draft process and needs impl.engine.Models")
+    return setup.models.draft_spec
