@@ -246,7 +246,7 @@ def _indexed_shards(index: Path) -> dict[Path, list[str]]:
         raise ModelError(f"{index}: has no weight_map; fetch the model again")
     shards: dict[Path, list[str]] = {}
     for tensor, name in weight_map.items():
-        if not isinstance(name, str) or Path(name).name != name:
+        if not isinstance(name, str) or Path(name).name != name or name == "..":
             raise ModelError(
                 f"{index}: weight_map puts {tensor} into {name!r}, which is no file of this "
                 "folder; fetch the model from a source you trust"
