@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -175,12 +175,14 @@ def check_tokenizers(target_folder: Path, draft_folder: Path) -> int:
         ModelError: tokens or merges differ (the first difference is named), or an embedding is
             smaller than the tokenizer.
     """
-    target, draft = _read_tokenizer(target_folder), _read_tokenizer(draft_folder)
-    if target != draft:
-        _compare_tokens(_token_ids(target), _token_ids(draft))
-        _compare_merges(_merges(target), _merges(draft))
+    texts = _tokenizer_text(target_folder), _tokenizer_text(draft_folder)
+    target = _parse_tokenizer(target_folder, texts[0])
+    if texts[0] != texts[1]:
+        draft = _parse_tokenizer(draft_folder, texts[1])
+        _compare_tokens(target.ids, draft.ids)
+        _compare_merges(target.merges, draft.merges)
     common = min(_vocab_size(target_folder), _vocab_size(draft_folder))
-    if (largest := max(_token_ids(target).values())) >= common:
+    if (largest := max(target.ids.values())) >= common:
         raise ModelError(
             f"draft and target: the smaller embedding has {common} rows but the tokenizer has id "
             f"{largest}; use models that were trained with one tokenizer"
@@ -285,27 +287,38 @@ def _silent(name: str, done: int, total: int) -> None:
     """Progress that nobody watches."""
 
 
-def _read_tokenizer(folder: Path) -> dict[str, Any]:
-    path = folder / "tokenizer.json"
+@dataclass(frozen=True)
+class _Tokenizer:
+    """What decides into which ids a text is cut.
+
+    Attributes:
+        ids: token -> id, added (special) tokens included.
+        merges: "left right" in order of rank.
+    """
+
+    ids: Mapping[str, int]
+    merges: Sequence[str]
+
+
+def _tokenizer_text(folder: Path) -> bytes:
     try:
-        tokenizer = json.loads(path.read_text(encoding="utf-8"))
-        return dict(tokenizer)
-    except (OSError, ValueError, TypeError) as error:
-        raise ModelError(f"{path}: cannot be read ({first_line(error)})") from error
+        return (folder / "tokenizer.json").read_bytes()
+    except OSError as error:
+        raise ModelError(f"{folder}: tokenizer.json cannot be read ({error.strerror})") from error
 
 
-def _token_ids(tokenizer: Mapping[str, Any]) -> dict[str, int]:
-    """Token -> id, added (special) tokens included."""
-    vocabulary = tokenizer["model"]["vocab"]
-    if isinstance(vocabulary, list):  # Unigram: [token, score] in order of id
-        vocabulary = {token: i for i, (token, _) in enumerate(vocabulary)}
-    return dict(vocabulary) | {token["content"]: token["id"] for token in tokenizer["added_tokens"]}
-
-
-def _merges(tokenizer: Mapping[str, Any]) -> list[str]:
-    """Merges as "left right" in order of rank, in whichever of the two notations they are."""
-    merges = tokenizer["model"].get("merges", [])
-    return [merge if isinstance(merge, str) else " ".join(merge) for merge in merges]
+def _parse_tokenizer(folder: Path, text: bytes) -> _Tokenizer:
+    try:
+        content = json.loads(text)
+        model = content["model"]
+        vocabulary = model["vocab"]
+        if isinstance(vocabulary, list):  # Unigram: [token, score] in order of id
+            vocabulary = {token: i for i, (token, _) in enumerate(vocabulary)}
+        added = {token["content"]: token["id"] for token in content["added_tokens"]}
+        merges = [m if isinstance(m, str) else " ".join(m) for m in model.get("merges", [])]
+        return _Tokenizer({**vocabulary, **added}, merges)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ModelError(f"{folder}: tokenizer.json is malformed; fetch the model again") from error
 
 
 def _compare_tokens(target: Mapping[str, int], draft: Mapping[str, int]) -> None:
@@ -324,7 +337,7 @@ def _compare_tokens(target: Mapping[str, int], draft: Mapping[str, int]) -> None
     )
 
 
-def _compare_merges(target: list[str], draft: list[str]) -> None:
+def _compare_merges(target: Sequence[str], draft: Sequence[str]) -> None:
     for rank, (ours, theirs) in enumerate(zip_longest(target, draft)):
         if ours != theirs:
             raise ModelError(

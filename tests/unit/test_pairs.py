@@ -421,6 +421,16 @@ def test_another_tokenizer_is_refused_at_the_first_difference(changes, message, 
         pairs.check_tokenizers(target, folder_with(tmp_path / "d", **changes))
 
 
+def test_unreadable_tokenizer_is_named(tmp_path):
+    target, draft = folder_with(tmp_path / "t"), folder_with(tmp_path / "d")
+    (draft / "tokenizer.json").write_text('{"model": {}}')
+    with pytest.raises(ModelError, match=r"/d: tokenizer\.json is malformed"):
+        pairs.check_tokenizers(target, draft)
+    (draft / "tokenizer.json").unlink()
+    with pytest.raises(ModelError, match=r"/d: tokenizer\.json cannot be read"):
+        pairs.check_tokenizers(target, draft)
+
+
 def test_resolving_checks_the_tokenizers(weights, tmp_path):
     torch.manual_seed(3)
     config = LlamaConfig(
