@@ -85,10 +85,8 @@ class Vocabulary:
             content = json.loads(path.read_text(encoding="utf-8"))
             added = {token["content"]: token["id"] for token in content["added_tokens"]}
             return cls._from_model(content["model"], added)
-        except FileNotFoundError as error:
-            raise ModelError(
-                f"{path}: no such file; the draft's vocabulary is read there"
-            ) from error
+        except OSError as error:
+            raise ModelError(f"{path}: cannot be read: {error.strerror}") from error
         except (ValueError, KeyError, TypeError) as error:
             raise ModelError(f"{path}: is no tokenizer file ({error!r})") from error
 
