@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -33,6 +33,9 @@ class RunConfig(BaseModel):
         pair: a named target/draft pair; None when the models are given by path.
         target: the target's weights (folder, GGUF file or hub id) instead of a named pair.
         draft: the draft's weights, with `target`.
+        dtype: of weights and computation; None is the pair's own.
+        draft_vocab: tokens that the draft's output head keeps, the most frequent ones; None is
+            the pair's own number, 0 keeps all.
         methods: decoding methods by name.
         options: method -> its own parameters (`--set METHOD.KEY=VALUE`).
         datasets: prompt sets by name.
@@ -43,7 +46,8 @@ class RunConfig(BaseModel):
         top_k, top_p: truncation of target and draft alike; 0 and 1.0 are off.
         repeats: how often every cell decodes every prompt.
         seed: of sampling, of the order of cells, of bootstrap resampling.
-        max_context: most tokens of prompt and output together.
+        max_context: most tokens of prompt and output together; unless given, no more than the
+            models have positions for.
         block_size: prompts that a cell decodes before another cell has its turn.
         placement: cores of the target and of an asynchronous method's draft worker.
         deterministic: switch off choices that follow the clock (slower, reproducible).
@@ -61,6 +65,8 @@ class RunConfig(BaseModel):
     pair: str | None = None
     target: str | None = None
     draft: str | None = None
+    dtype: Literal["bfloat16", "float16", "float32"] | None = None
+    draft_vocab: Annotated[int, Field(ge=0)] | None = None
     methods: tuple[str, ...] = ("ar", "sd", "ssd")
     options: dict[str, dict[str, OptionValue]] = {}
     datasets: tuple[str, ...] = ("mini",)

@@ -6,7 +6,6 @@ items only, so that showing progress takes no time from the measured cores.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, TextIO
@@ -21,6 +20,9 @@ class Progress(Protocol):
     def note(self, text: str) -> None:
         """One line about what happens outside the items (loading, a failed cell, ...)."""
 
+    def download(self, name: str, done: int, total: int) -> None:
+        """`done` of about `total` bytes of a file are here."""
+
     def begin(self, total: int) -> None:
         """The number of work items to come."""
 
@@ -34,7 +36,7 @@ class Progress(Protocol):
         """Leaves the terminal clean. Safe to call more than once."""
 
 
-def progress(stream: TextIO = sys.stderr) -> Progress:
+def progress(stream: TextIO) -> Progress:
     """A bar when the stream is a terminal, else plain lines."""
     return BarProgress(stream) if stream.isatty() else LineProgress(stream)
 
@@ -61,10 +63,17 @@ class LineProgress:
         self._total = self._done = 0
         self._name = ""
         self._began = 0.0
+        self._shown_tenth = ("", -1)  # file, tenths of it that the last line said
 
     def note(self, text: str) -> None:
         self._stream.write(f"{text}\n")
         self._stream.flush()
+
+    def download(self, name: str, done: int, total: int) -> None:
+        tenth = (name, 10 * done // total if total else 0)
+        if tenth != self._shown_tenth:
+            self._shown_tenth = tenth
+            self.note(f"{name}: {done / 1e6:.0f} of {total / 1e6:.0f} MB")
 
     def begin(self, total: int) -> None:
         self._total, self._done, self._began = total, 0, self._clock()
@@ -83,18 +92,16 @@ class LineProgress:
         pass
 
 
-class BarProgress:
+class BarProgress(LineProgress):
     """One bar over the whole run with the current cell, the last rate and the time left."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         from rich.console import Console
 
+        super().__init__(stream, clock)
         self._console = Console(file=stream)
-        self._clock = clock
         self._bar: RichBar | None = None
-        self._total = self._done = 0
-        self._began = 0.0
-        self._rate = "- tok/s"
+        self._rate = tokens_per_second(0, 0)
 
     def note(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False)
@@ -102,7 +109,7 @@ class BarProgress:
     def begin(self, total: int) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-        self._total, self._done, self._began = total, 0, self._clock()
+        super().begin(total)
         columns = (
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
@@ -113,23 +120,27 @@ class BarProgress:
         self._bar.start()
 
     def item(self, name: str) -> None:
-        self._update(name)
+        super().item(name)
+        self._update()
 
     def done(self, tokens: int, decode_ns: int) -> None:
         self._done += 1
         self._rate = tokens_per_second(tokens, decode_ns)
-        self._update("")
+        self._update()
 
     def close(self) -> None:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
 
-    def _update(self, name: str) -> None:
+    def _update(self) -> None:
         if self._bar is None:
             return
-        left = time_left(self._clock() - self._began, self._done, self._total)
-        task = self._bar.task_ids[0]
         self._bar.update(
-            task, completed=self._done, description=name, rate=self._rate, left=left, refresh=True
+            self._bar.task_ids[0],
+            completed=self._done,
+            description=self._name,
+            rate=self._rate,
+            left=time_left(self._clock() - self._began, self._done, self._total),
+            refresh=True,
         )

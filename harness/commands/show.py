@@ -1,0 +1,110 @@
+"""`harness show`: the figures of a stored run, as tables or as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_COLUMNS = (
+    "method",
+    "tok/s",
+    "/device",
+    "TPOT ms",
+    "TTFT ms",
+    "length",
+    "accepted",
+    "hits",
+    "over ar",
+    "over sd",
+)
+_PLAIN_WIDTH = 120  # columns, where the output is no terminal
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="One JSON object, for scripts.")
+def show(run: Path, as_json: bool) -> None:
+    """Show the results, checks and warnings of a run directory."""
+    from harness.store import read_run, to_json
+    from harness.summary import summarise
+
+    if as_json:
+        click.echo(to_json(summarise(read_run(run))))
+    else:
+        print_run(run)
+
+
+def print_run(run: Path) -> None:
+    """Prints a table for each dataset, temperature and batch size, then checks and warnings."""
+    from rich.console import Console
+
+    from harness.store import read_run
+    from harness.summary import summarise
+
+    summary = summarise(read_run(run))
+    console = Console(highlight=False, soft_wrap=True)
+    if not console.is_terminal:
+        console.width = _PLAIN_WIDTH
+    for (dataset, temperature, batch), cells in groupby(summary["cells"], key=_group):
+        title = f"{dataset}, temperature {temperature:g}, batch size {batch}"
+        console.print(_table(title, list(cells)))
+    for check in summary["checks"]:
+        console.print(f"{check['status']:4}  {check['name']}: {check['detail']}", markup=False)
+    for warning in summary["warnings"]:
+        console.print(f"warning: {warning}", markup=False)
+
+
+def _group(cell: Mapping[str, Any]) -> tuple[str, float, int]:
+    return cell["dataset"], cell["temperature"], cell["batch_size"]
+
+
+def _table(title: str, cells: list[Mapping[str, Any]]) -> Table:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for column in _COLUMNS:
+        table.add_column(column, justify="left" if column == "method" else "right")
+    for cell in cells:
+        table.add_row(*_row(cell))
+    return table
+
+
+def _row(cell: Mapping[str, Any]) -> tuple[str, ...]:
+    return (
+        cell["method"] + ("@control" if cell["control"] else ""),
+        _number(cell["tokens_per_s"]),
+        _number(cell["tokens_per_s_per_device"]),
+        _number(cell["tpot_ms"]["p50"]),
+        _number(cell["ttft_ms"]["p50"]),
+        _number(cell["acceptance_length"], 2),
+        _percent(cell["acceptance_rate"]),
+        _percent(cell["hit_rate"]),
+        _speedup(cell["speedup"].get("ar")),
+        _speedup(cell["speedup"].get("sd")),
+    )
+
+
+def _number(value: float | None, digits: int = 1) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0%}"
+
+
+def _speedup(estimate: Mapping[str, float | None] | None) -> str:
+    """The ratio with its 95% interval."""
+    if estimate is None or estimate["value"] is None:
+        return "-"
+    value = f"{estimate['value']:.2f}"
+    if estimate["low"] is None or estimate["high"] is None:
+        return value
+    return f"{value} [{estimate['low']:.2f}, {estimate['high']:.2f}]"

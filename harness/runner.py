@@ -1,0 +1,273 @@
+"""One run from start to end: resolve what the config names, measure, store, check greedy outputs.
+
+Knows no method by name and takes no time itself: `harness.measure` does.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness.config import RunConfig
+from harness.decoder_pool import DecoderPool, Method
+from harness.errors import StoreError, UsageError
+from harness.execution import Execution, Failure
+from harness.fingerprint import fingerprint, git_state, package_versions
+from harness.greedy import GreedyCheck, check_greedy
+from harness.interrupts import termination_as_interrupt
+from harness.messages import unknown
+from harness.pairs import (
+    ResolvedModel,
+    ResolvedPair,
+    default_cache_dir,
+    find_pair,
+    local_pair,
+    resolve,
+)
+from harness.progress import Progress
+from harness.prompts import EncodedPrompt, PromptSet, encode_prompts, load_prompts
+from harness.registry import available, decoder_class, decoder_options
+from harness.store import RunStore, Status, read_run
+from harness.workload import Workload, make_workload
+
+if TYPE_CHECKING:
+    from harness.pairs import Pair
+    from impl.engine.models import Models
+
+INTERRUPTED = 130  # the shell's code for a process that SIGINT ended
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """How a run ended.
+
+    Attributes:
+        directory: the run directory.
+        status: as in the manifest.
+        failures: cells that ended early.
+        greedy: outputs compared with the autoregressive ones; None after an interrupt.
+    """
+
+    directory: Path
+    status: Status
+    failures: tuple[Failure, ...]
+    greedy: GreedyCheck | None
+
+    @property
+    def exit_code(self) -> int:
+        """0 when every cell was measured, 1 when one failed, 130 after an interrupt."""
+        return {"finished": 0, "interrupted": INTERRUPTED}.get(self.status, 1)
+
+
+def run(config: RunConfig, out: Path, progress: Progress) -> RunSummary:
+    """Measures what the config names and stores it.
+
+    Args:
+        config: the run.
+        out: run directory; absent or empty.
+        progress: told what happens; closed at the end.
+
+    Raises:
+        UsageError: unknown method, option, pair or dataset, cores or context that are not there,
+            or no draft where a method needs one.
+        HarnessError: models or prompts that cannot be had, or a directory that cannot be written.
+            A failing method raises nothing: it is in the summary.
+    """
+    _refuse_used(out)
+    methods = resolve_methods(config)
+    pair = _named_pair(config)
+    _check_drafts(methods, pair)
+    prompt_sets = _prompt_sets(config)
+    with termination_as_interrupt():
+        try:
+            progress.note(f"loading {pair.name}")
+            resolved = resolve(
+                pair, default_cache_dir(config.cache_dir), progress=progress.download
+            )
+            return _measure(
+                _fitted(config, resolved), out, progress, methods, resolved, prompt_sets
+            )
+        finally:
+            progress.close()
+
+
+def resolve_methods(config: RunConfig) -> dict[str, Method]:
+    """The run's methods by name, their parameters validated.
+
+    Raises:
+        UsageError: unknown method, or an option that its method does not have.
+        HarnessError: a method that cannot be imported.
+    """
+    for name in config.options:
+        if name not in available():
+            raise UsageError(unknown("method", name, available(), see="harness methods"))
+    return {
+        name: Method(decoder_class(name), decoder_options(name, config.options.get(name, {})))
+        for name in config.methods
+    }
+
+
+def _measure(
+    config: RunConfig,
+    out: Path,
+    progress: Progress,
+    methods: Mapping[str, Method],
+    pair: ResolvedPair,
+    prompt_sets: Mapping[str, PromptSet],
+) -> RunSummary:
+    from impl.engine import loader, placement
+
+    machine = fingerprint(config.placement)  # before this process is confined to its cores
+    placement.apply(config.placement.target_cores)
+    eos = loader.eos_token_ids(pair.target.folder)
+    workload = make_workload(config, _encode(config, pair, prompt_sets), eos)
+    models = _models(pair)
+    store = RunStore.create(out, _manifest(config, machine, pair, prompt_sets, workload))
+    pool = DecoderPool(methods, models, workload, config)
+    execution = Execution(workload, pool, store, progress)
+    status = execution.run()
+    failures = tuple(execution.failures.values())
+    if status == "interrupted":
+        return RunSummary(out, status, failures, None)
+    progress.note("comparing greedy outputs")
+    greedy = _check_greedy(out, workload, models)
+    store.update(greedy=asdict(greedy))
+    return RunSummary(out, status, failures, greedy)
+
+
+def _refuse_used(out: Path) -> None:
+    """Before anything is loaded; the store checks again when it creates the directory."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise StoreError(f"{out}: is not an empty directory; choose another --out")
+
+
+def _named_pair(config: RunConfig) -> Pair:
+    given = str(config.target)
+    pair = find_pair(config.pair) if config.pair else local_pair(given, config.draft)
+    changes: dict[str, Any] = {}
+    if config.dtype is not None:
+        changes["dtype"] = config.dtype
+    if config.draft_vocab is not None:
+        changes["draft_vocab"] = config.draft_vocab or None
+    return pair.model_copy(update=changes)
+
+
+def _check_drafts(methods: Mapping[str, Method], pair: Pair) -> None:
+    needy = [name for name, method in methods.items() if method.decoder.needs_draft]
+    if needy and pair.draft is None:
+        raise UsageError(
+            f"methods: {', '.join(needy)} need a draft, and pair {pair.name} has none; "
+            "choose another pair or give --draft"
+        )
+
+
+def _prompt_sets(config: RunConfig) -> dict[str, PromptSet]:
+    found: dict[str, PromptSet] = {}
+    for dataset in config.datasets:
+        prompts = load_prompts(
+            dataset,
+            config.prompts,
+            seed=config.seed,
+            data_dir=config.data_dir,
+            cache_dir=config.cache_dir,
+        )
+        if prompts.name in found:
+            raise UsageError(f"datasets: two of them are called {prompts.name}; rename the file")
+        found[prompts.name] = prompts
+    return found
+
+
+def _fitted(config: RunConfig, pair: ResolvedPair) -> RunConfig:
+    """The config with its cores checked and its context fitted to the models."""
+    from impl.engine import loader, placement
+
+    placement.check("target_cores", config.placement.target_cores)
+    placement.check("draft_cores", config.placement.draft_cores)
+    folders = [model.folder for model in (pair.target, pair.draft) if model is not None]
+    positions = min(int(loader.read_config(f)["max_position_embeddings"]) for f in folders)
+    if config.max_context <= positions:
+        return config
+    if "max_context" in config.model_fields_set:
+        raise UsageError(f"max_context: must be <= {positions}, the positions of pair {pair.name}")
+    return config.model_copy(update={"max_context": positions})
+
+
+def _encode(
+    config: RunConfig, pair: ResolvedPair, prompt_sets: Mapping[str, PromptSet]
+) -> dict[str, tuple[EncodedPrompt, ...]]:
+    from impl.engine.loader import load_tokenizer
+
+    tokenizer = load_tokenizer(pair.target.folder)
+    return {
+        name: encode_prompts(prompts, tokenizer, template=not config.raw, system=config.system)
+        for name, prompts in prompt_sets.items()
+    }
+
+
+def _models(pair: ResolvedPair) -> Models:
+    """The pair's models; a draft that is padded beyond its target never proposes the padding."""
+    from impl.engine.loader import read_config
+    from impl.engine.models import Models, ModelSpec
+
+    target = ModelSpec(pair.target.folder, pair.target.dtype)
+    if pair.draft is None:
+        return Models(target)
+    vocab_limit = int(read_config(target.folder)["vocab_size"])
+    return Models(
+        target, ModelSpec(pair.draft.folder, pair.draft.dtype, pair.draft_vocab, vocab_limit)
+    )
+
+
+def _check_greedy(out: Path, workload: Workload, models: Models) -> GreedyCheck:
+    from impl.engine.reference import Reference
+
+    return check_greedy(read_run(out).requests, workload.prompt_ids(), Reference(models.target()))
+
+
+def _manifest(
+    config: RunConfig,
+    machine: Mapping[str, Any],
+    pair: ResolvedPair,
+    prompt_sets: Mapping[str, PromptSet],
+    workload: Workload,
+) -> dict[str, Any]:
+    """What is known before anything is measured (docs/run-directory.md)."""
+    return {
+        "command": list(sys.argv),
+        "config": config.model_dump(mode="json"),
+        "fingerprint": machine,
+        "git": git_state(Path(__file__).parents[1])._asdict(),
+        "packages": package_versions(),
+        "pair": {
+            "name": pair.name,
+            "target": _model_entry(pair.target),
+            "draft": None if pair.draft is None else _model_entry(pair.draft),
+            "draft_vocab": pair.draft_vocab,
+        },
+        "datasets": {name: _dataset_entry(prompts) for name, prompts in prompt_sets.items()},
+        "seeds": {"run": config.seed},
+        "plan": [item.id for item in workload.plan],
+        "stop_token_ids": sorted(workload.eos_token_ids),
+    }
+
+
+def _model_entry(model: ResolvedModel) -> dict[str, Any]:
+    return {
+        "source": model.source,
+        "sha256": model.sha256,
+        "dtype": model.dtype,
+        "parameters": model.parameters,
+        "weight_bytes": model.weight_bytes,
+    }
+
+
+def _dataset_entry(prompts: PromptSet) -> dict[str, Any]:
+    return {
+        "sha256": prompts.sha256,
+        "source": prompts.source,
+        "prompts": len(prompts.prompts),
+        "licence": prompts.licence,
+    }
