@@ -48,7 +48,7 @@ constexpr int kColumns = 2 * kLanes;   // columns of one panel
 constexpr int kStepBytes = 128;        // bytes of one step of a panel
 constexpr int kUnroll = 4;             // `steps` of a linear layer is a multiple of this
 constexpr int kMaxRows = 12;           // rows of one tile: 2 * 12 accumulators of the 32 registers
-constexpr int kPrefetchBytes = 4096;   // how far ahead of its loads a tile asks for its panel
+constexpr int kPrefetchLines = 4;      // of the next panel, asked for while a row is finished
 constexpr int kCells = kColumns;       // cells of one block of attention
 constexpr int kQueryRows = 96;         // query rows that share one packing of a block of cells
 
@@ -89,7 +89,7 @@ struct Scratch {
   ~Scratch() { std::free(data); }
   template <class T>
   T* get(size_t count) {
-    size_t bytes = (count * sizeof(T) + kPrefetchBytes) / 64 * 64;
+    size_t bytes = (count * sizeof(T) + 63) / 64 * 64;
     if (bytes > size) {
       std::free(data);
       data = std::aligned_alloc(64, bytes);
@@ -155,22 +155,23 @@ struct Int8 {  // x unsigned, w signed
   static Acc dot(Acc acc, __m512i x, __m512i w) { return _mm512_dpbusd_epi32(acc, x, w); }
 };
 
-// acc[M][32] += x[M][steps groups] * panel, for M rows known at compile time (see the top).
-// `x_stride` and `acc_stride` are in bytes. `steps` is a multiple of kUnroll.
+// out[M][32] = x[M][steps groups] * panel (+ out), for M rows known at compile time (see the top).
+// `x_stride` and `out_stride` are in bytes. `steps` is a multiple of kUnroll.
 template <class T, int M>
 void tile(const char* x, int64_t x_stride, const char* panel, int64_t steps, char* out,
-          int64_t acc_stride) {
+          int64_t out_stride, bool accumulate) {
   using Acc = typename T::Acc;
   Acc acc[M][2];
   const char* base[(M + 2) / 3];  // a pointer for every third row: M of them would not fit
-  for (int m = 0; m < M; ++m)
-    for (int b = 0; b < 2; ++b) acc[m][b] = ((const Acc*)(out + m * acc_stride))[b];
+#pragma GCC unroll 16
+  for (int m = 0; m < M; ++m) {
+    acc[m][0] = accumulate ? ((const Acc*)(out + m * out_stride))[0] : Acc{};
+    acc[m][1] = accumulate ? ((const Acc*)(out + m * out_stride))[1] : Acc{};
+  }
   for (int i = 0; i < (M + 2) / 3; ++i) base[i] = x + 3 * i * x_stride;
   for (int64_t step = 0; step < steps; step += kUnroll) {
 #pragma GCC unroll 4
     for (int u = 0; u < kUnroll; ++u, panel += kStepBytes) {
-      _mm_prefetch(panel + kPrefetchBytes, _MM_HINT_T0);
-      _mm_prefetch(panel + kPrefetchBytes + 64, _MM_HINT_T0);
       __m512i w0 = _mm512_load_si512(panel), w1 = _mm512_load_si512(panel + 64);
 #pragma GCC unroll 16
       for (int m = 0; m < M; ++m) {
@@ -183,11 +184,14 @@ void tile(const char* x, int64_t x_stride, const char* panel, int64_t steps, cha
     }
     for (auto& b : base) b += 4 * kUnroll;
   }
-  for (int m = 0; m < M; ++m)
-    for (int b = 0; b < 2; ++b) ((Acc*)(out + m * acc_stride))[b] = acc[m][b];
+#pragma GCC unroll 16
+  for (int m = 0; m < M; ++m) {
+    ((Acc*)(out + m * out_stride))[0] = acc[m][0];
+    ((Acc*)(out + m * out_stride))[1] = acc[m][1];
+  }
 }
 
-using Tile = void (*)(const char*, int64_t, const char*, int64_t, char*, int64_t);
+using Tile = void (*)(const char*, int64_t, const char*, int64_t, char*, int64_t, bool);
 
 template <class T, size_t... I>
 constexpr std::array<Tile, sizeof...(I)> tiles(std::index_sequence<I...>) {
@@ -275,6 +279,7 @@ void rms_norm_row(const bf16* x, int64_t n, const bf16* weight, float eps, bf16*
 
 // out = round(x / scale) + 128 with scale = max |x| / 127, which is returned. The maximum is taken
 // over the bits without sign, so that a NaN or an infinity reaches the scale and then the result.
+// Writes whole groups of 16 (what lies behind n meets weights of 0).
 float quantize_row(const bf16* x, int64_t n, uint8_t* out) {
   __m512i bits = _mm512_setzero_si512();
   for (int64_t i = 0; i < n; i += kLanes) {
@@ -289,7 +294,7 @@ float quantize_row(const bf16* x, int64_t n, uint8_t* out) {
     __mmask16 mask = first(n - i);
     __m512i q = _mm512_cvtps_epi32(_mm512_mul_ps(load_bf16(x + i, mask), inverse));
     q = _mm512_max_epi32(_mm512_add_epi32(q, _mm512_set1_epi32(128)), _mm512_setzero_si512());
-    _mm512_mask_cvtusepi32_storeu_epi8(out + i, mask, q);
+    _mm_storeu_si128((__m128i*)(out + i), _mm512_cvtusepi32_epi8(q));
   }
   return max / 127.f;
 }
@@ -298,15 +303,17 @@ float quantize_row(const bf16* x, int64_t n, uint8_t* out) {
 
 extern "C" {
 
-// A packed weight matrix; mirrored field by field in cpu_kernels.py. Arrays over columns are padded to
-// whole panels. With `swiglu` a panel holds 16 gate columns, then the 16 up columns that belong to them.
+// A packed weight matrix; mirrored field by field in cpu_kernels.py. Behind the steps of a panel lie
+// what finishes its 32 columns, in the same stream because anything else would miss the cache:
+//
+//     int32 offset[32] | float scale[32] | float bias[32]       (int8: the first two; bias: the third)
+//
+// scale is the value of one unit of the weight, offset 128 * the sum of the column's weights. With
+// `swiglu` a panel holds 16 gate columns, then the 16 up columns that belong to them.
 struct Linear {
-  const char* weight;      // panels, 64-byte aligned
-  const float* bias;       // [columns] or null
-  const float* scale;      // [columns], int8 only: the value of one unit of the weight
-  const int32_t* offset;   // [columns], int8 only: 128 * sum of the column's weights
-  int64_t in_features, out_features, steps, panels;
-  int64_t int8, swiglu, float_out;
+  const char* weight;  // panels, 64-byte aligned
+  int64_t in_features, out_features, steps, panels, panel_bytes;
+  int64_t int8, bias, swiglu, float_out;
 };
 
 }  // extern "C"
@@ -316,17 +323,18 @@ namespace {
 // From one row of accumulators of one panel to its outputs: scale, bias, SwiGLU, residual, rounding.
 void finish(const Linear& l, int64_t panel, const char* acc, float x_scale, const bf16* residual,
             char* out) {
+  const char* tail = l.weight + panel * l.panel_bytes + l.steps * kStepBytes;
+  const char* bias = tail + (l.int8 ? 2 * kStepBytes : 0);
   __m512 v[2];
   for (int b = 0; b < 2; ++b) {
-    int64_t column = panel * kColumns + b * kLanes;
+    v[b] = ((const __m512*)acc)[b];
     if (l.int8) {
-      __m512i sum = _mm512_sub_epi32(((const __m512i*)acc)[b], _mm512_loadu_si512(l.offset + column));
-      __m512 scale = _mm512_mul_ps(_mm512_loadu_ps(l.scale + column), _mm512_set1_ps(x_scale));
+      __m512i sum = _mm512_sub_epi32(((const __m512i*)acc)[b], ((const __m512i*)tail)[b]);
+      __m512 scale = ((const __m512*)(tail + kStepBytes))[b];
+      scale = _mm512_mul_ps(scale, _mm512_set1_ps(x_scale));
       v[b] = _mm512_mul_ps(_mm512_cvtepi32_ps(sum), scale);
-    } else {
-      v[b] = ((const __m512*)acc)[b];
     }
-    if (l.bias) v[b] = _mm512_add_ps(v[b], _mm512_loadu_ps(l.bias + column));
+    if (l.bias) v[b] = _mm512_add_ps(v[b], ((const __m512*)bias)[b]);
   }
   if (l.swiglu) {
     __m512 minus = _mm512_sub_ps(_mm512_setzero_ps(), v[0]);
@@ -527,11 +535,11 @@ void attend(const Attention& a, const QueryTile& t, const bf16* qkv, const bf16*
     pack_panel((const char*)source, cells, 2 * width, 2 * width, width / 2, panels);
     pack_values(source + a.value_offset, cells, width, value_panels);
     for_tiles(t.count, [&](int64_t row, int64_t count) {
-      alignas(64) float scores[kMaxRows][kCells] = {};
+      alignas(64) float scores[kMaxRows][kCells];
       alignas(64) bf16 weights[kMaxRows][kCells];
       Tile kernel = kBf16Tiles[count - 1];
       kernel((const char*)(query + row * width), 2 * width, panels, width / 2, (char*)scores,
-             sizeof(scores[0]));
+             sizeof(scores[0]), false);
       for (int64_t i = 0; i < count; ++i) {
         int64_t token = (t.begin + row + i) / group;
         __mmask16 seen[2] = {visible(s, token, cell), visible(s, token, cell + kLanes)};
@@ -540,7 +548,7 @@ void attend(const Attention& a, const QueryTile& t, const bf16* qkv, const bf16*
       }
       for (int64_t column = 0; column < width; column += kColumns)
         kernel((const char*)weights, sizeof(weights[0]), value_panels + column * kCells * 2, kCells / 2,
-               (char*)(values + row * width + column), 4 * width);
+               (char*)(values + row * width + column), 4 * width, true);
     });
   }
   for (int64_t i = 0; i < t.count; ++i) {
@@ -556,16 +564,17 @@ void attend(const Attention& a, const QueryTile& t, const bf16* qkv, const bf16*
 
 extern "C" {
 
-// Packs `count` rows of `row_bytes` (stride in bytes) into ceil(count / 32) panels of `steps`.
-void pack_weight(const char* rows, int64_t count, int64_t stride, int64_t row_bytes, int64_t steps,
-                 char* out) {
+// Packs `count` rows of `row_bytes` into the steps of ceil(count / 32) panels.
+void pack_weight(const char* rows, int64_t count, int64_t row_bytes, int64_t steps,
+                 int64_t panel_bytes, char* out) {
   for (int64_t row = 0; row < count; row += kColumns)
-    pack_panel(rows + row * stride, std::min<int64_t>(count - row, kColumns), stride, row_bytes, steps,
-               out + row / kColumns * steps * kStepBytes);
+    pack_panel(rows + row * row_bytes, std::min<int64_t>(count - row, kColumns), row_bytes, row_bytes,
+               steps, out + row / kColumns * panel_bytes);
 }
 
 // out = [SwiGLU] (norm(x) W^T + bias) + residual. Strides in elements. A panel stays in the L2 cache
-// while the row tiles pass over it, so that prefill too reads the weights from memory once.
+// while the row tiles pass over it, so that prefill too reads the weights from memory once. While rows
+// are finished nothing else would keep the memory busy, hence the prefetches.
 void linear(const Linear* l, const bf16* x, int64_t rows, int64_t x_stride, const bf16* norm_weight,
             double eps, const bf16* residual, int64_t residual_stride, char* out, int64_t out_stride,
             int64_t threads) {
@@ -574,16 +583,19 @@ void linear(const Linear* l, const bf16* x, int64_t rows, int64_t x_stride, cons
   int64_t out_bytes = out_stride * (l->float_out ? 4 : 2);
   parallel(l->panels, threads, [&](int64_t begin, int64_t end) {
     alignas(64) char acc[kMaxRows * kStepBytes];
-    for (int64_t p = begin; p < end; ++p)
+    for (int64_t p = begin; p < end; ++p) {
+      const char* panel = l->weight + p * l->panel_bytes;
+      const char* next = panel + l->panel_bytes;
       for_tiles(rows, [&](int64_t row, int64_t count) {
-        std::memset(acc, 0, count * kStepBytes);
-        kernels[count - 1](a.data + row * a.stride, a.stride, l->weight + p * l->steps * kStepBytes,
-                           l->steps, acc, kStepBytes);
-        for (int64_t i = 0; i < count; ++i)
+        kernels[count - 1](a.data + row * a.stride, a.stride, panel, l->steps, acc, kStepBytes, false);
+        for (int64_t i = 0; i < count; ++i) {
+          for (int j = 0; j < kPrefetchLines; ++j, next += 64) _mm_prefetch(next, _MM_HINT_T0);
           finish(*l, p, acc + i * kStepBytes, l->int8 ? a.scale[row + i] : 0.f,
                  residual ? residual + (row + i) * residual_stride : nullptr,
                  out + (row + i) * out_bytes);
+        }
       });
+    }
   });
 }
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 
 from impl.engine.kv_cache import KVCache
 from impl.engine.token_batch import TokenBatch
@@ -46,9 +47,12 @@ class _Linear(ctypes.Structure):
     """`Linear` of the C++ source, field by field."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("weight", "bias", "scale", "offset")),
+        ("weight", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("in_features", "out_features", "steps", "panels")),
-        *((name, ctypes.c_int64) for name in ("int8", "swiglu", "float_out")),
+        *(
+            (name, ctypes.c_int64)
+            for name in ("panel_bytes", "int8", "bias", "swiglu", "float_out")
+        ),
     )
 
 
@@ -147,13 +151,6 @@ def _round_up(n: int, multiple: int) -> int:
     return -(-n // multiple) * multiple
 
 
-def _padded(x: torch.Tensor, size: int, dtype: torch.dtype) -> torch.Tensor:
-    """`x` [n] as `dtype`, followed by zeros up to `size`."""
-    y = torch.zeros(size, dtype=dtype)
-    y[: len(x)] = x
-    return y
-
-
 def _interleave(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """16 rows of gate, the 16 rows of up that belong to them, and so on; [2 n, ...], n padded."""
     blocks = []
@@ -168,7 +165,7 @@ class PackedLinear:
 
     Attributes:
         in_features, out_features: the layer's shape.
-        weight_bytes: bytes of weights, scales and bias that one call reads.
+        weight: the packed weights, scales and bias, uint8 [weight_bytes]: what one call reads.
         dtype: of the result, bfloat16 or float32.
     """
 
@@ -189,29 +186,30 @@ class PackedLinear:
             raise ValueError(f"weight: want 2-d bfloat16 or int8, got {weight.dtype}")
         weight = weight.contiguous()
         columns, self.in_features = weight.shape
+        tails = [] if bias is None else [bias.float()]
+        if scale is not None:
+            tails = [128 * weight.sum(1, dtype=torch.int32), scale, *tails]
         row_bytes = self.in_features * weight.element_size()
         steps = _round_up(row_bytes, _UNROLL_BYTES) // 4
         panels = -(-columns // _PANEL_COLUMNS)
-        padded = panels * _PANEL_COLUMNS
-        packed = _huge_page_bytes(panels * steps * _STEP_BYTES)
+        panel_bytes = (steps + len(tails)) * _STEP_BYTES
+        packed = _huge_page_bytes(panels * panel_bytes)
         library.pack_weight(
-            weight.data_ptr(), columns, row_bytes, row_bytes, steps, packed.data_ptr()
+            weight.data_ptr(), columns, row_bytes, steps, panel_bytes, packed.data_ptr()
         )
-        bias = None if bias is None else _padded(bias, padded, torch.float32)
-        offset = None
-        if scale is not None:
-            scale = _padded(scale, padded, torch.float32)
-            offset = _padded(128 * weight.sum(1, dtype=torch.int32), padded, torch.int32)
-        self._tensors = [t for t in (packed, bias, scale, offset) if t is not None]
+        for i, tail in enumerate(tails, start=steps):
+            padded = F.pad(tail, (0, panels * _PANEL_COLUMNS - columns)).view(panels, -1)
+            place = slice(i * _STEP_BYTES, (i + 1) * _STEP_BYTES)
+            packed.view(panels, panel_bytes)[:, place] = padded.view(torch.uint8)
+        self.weight = packed
         self._struct = _Linear(
-            *(None if t is None else t.data_ptr() for t in (packed, bias, scale, offset)),
-            self.in_features, out_features, steps, panels,
-            weight.dtype == torch.int8, swiglu, dtype == torch.float32,
+            packed.data_ptr(), self.in_features, out_features, steps, panels, panel_bytes,
+            weight.dtype == torch.int8, bias is not None, swiglu, dtype == torch.float32,
         )  # fmt: skip
         self._address = ctypes.addressof(self._struct)
         self._linear, self._threads = library.linear, threads
         self.out_features, self.dtype = out_features, dtype
-        self.weight_bytes = sum(t.numel() * t.element_size() for t in self._tensors)
+        self.weight_bytes = len(packed)
 
     def __call__(
         self,
