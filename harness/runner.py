@@ -124,7 +124,7 @@ def _measure(
     placement.apply(config.placement.target_cores)
     eos = loader.eos_token_ids(pair.target.folder)
     workload = make_workload(config, _encode(config, pair, prompt_sets), eos)
-    models = _models(pair)
+    models = _models(config, pair)
     store = RunStore.create(out, _manifest(config, machine, pair, prompt_sets, workload))
     pool = DecoderPool(methods, models, workload, config)
     execution = Execution(workload, pool, store, progress)
@@ -207,18 +207,24 @@ def _encode(
     }
 
 
-def _models(pair: ResolvedPair) -> Models:
+def _models(config: RunConfig, pair: ResolvedPair) -> Models:
     """The pair's models; a draft that is padded beyond its target never proposes the padding."""
     from impl.engine.loader import read_config
     from impl.engine.models import Models, ModelSpec
 
-    target = ModelSpec(pair.target.folder, pair.target.dtype)
+    kernels = default_cache_dir(config.cache_dir) / "kernels"
+    target = ModelSpec(pair.target.folder, pair.target.dtype, kernel_dir=kernels)
     if pair.draft is None:
         return Models(target)
-    vocab_limit = int(read_config(target.folder)["vocab_size"])
-    return Models(
-        target, ModelSpec(pair.draft.folder, pair.draft.dtype, pair.draft_vocab, vocab_limit)
+    draft = ModelSpec(
+        pair.draft.folder,
+        pair.draft.dtype,
+        head_size=pair.draft_vocab,
+        int8=config.draft_int8,
+        kernel_dir=kernels,
+        vocab_limit=int(read_config(target.folder)["vocab_size"]),
     )
+    return Models(target, draft)
 
 
 def _check_greedy(out: Path, workload: Workload, models: Models) -> GreedyCheck:
@@ -246,6 +252,7 @@ def _manifest(
             "target": _model_entry(pair.target),
             "draft": None if pair.draft is None else _model_entry(pair.draft),
             "draft_vocab": pair.draft_vocab,
+            "draft_int8": config.draft_int8,
         },
         "datasets": {name: _dataset_entry(prompts) for name, prompts in prompt_sets.items()},
         "seeds": {"run": config.seed},

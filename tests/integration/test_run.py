@@ -3,6 +3,7 @@
 The decoders here emit tokens 0, 1, 2, ... whatever the prompt, so that every count is known.
 """
 
+import importlib.metadata
 import json
 import os
 import signal
@@ -91,13 +92,23 @@ class Pairs(Counting):
     drafted: ClassVar[int] = 1
 
 
+class Shifted(Counting):
+    """Right at first, then one off: no rounding explains it."""
+
+    name: ClassVar[str] = "shifted"
+
+    def tokens(self, positions: range) -> tuple[int, ...]:
+        return tuple(i if i < 3 else i + 1 for i in positions)
+
+
 class Dying(Counting):
-    """Loses its draft process in the batch at temperature 1."""
+    """Loses its draft process at temperature 1, once warm."""
 
     name: ClassVar[str] = "dying"
 
     def step(self) -> list[Round]:
-        if any(request.sampling.temperature == 1 for request in self.live.values()):
+        measured = (r for name, r in self.live.items() if not name.startswith("warm-up"))
+        if any(request.sampling.temperature == 1 for request in measured):
             raise DraftProcessError("the draft process died (exit code -9)")
         return super().step()
 
@@ -134,7 +145,7 @@ def _fixed_decoders(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Our decoders in place of the installed ones; the process's cores and threads as before."""
     import torch
 
-    points = entry_points_of(Counting, Pairs, Dying, Unstartable)
+    points = entry_points_of(Counting, Pairs, Shifted, Dying, Unstartable)
     monkeypatch.setattr(registry, "entry_points", lambda group: points.select(group=group))
     cores, threads = os.sched_getaffinity(0), torch.get_num_threads()
     Counting.alive.clear()
@@ -170,10 +181,14 @@ def test_a_whole_run_is_stored_and_shown(tmp_path: Path) -> None:
         "devices": 2,
         "diagnostics": {},
     }
-    cells = shown(out)["cells"]
+    summary = shown(out)
+    assert summary.keys() == {"schema", "cells", "checks", "warnings"}
+    cells = summary["cells"]
     assert len(cells) == 12
     for cell in cells:
         assert cell.keys() >= CELL_KEYS
+        assert cell["tpot_ms"].keys() == cell["ttft_ms"].keys() == {"p50", "p95"}
+        assert all(ratio.keys() >= {"value", "low", "high"} for ratio in cell["speedup"].values())
         assert (cell["requests"], cell["tokens"]) == (4, 24)
         assert cell["acceptance_length"] == {"ar": 1.0, "pairs": 2.0}[cell["method"]]
     assert not Counting.alive
@@ -190,10 +205,41 @@ def test_every_method_gets_the_same_requests_and_the_control_too(tmp_path: Path)
     }
 
 
+def test_outputs_that_differ_are_classified_by_the_target(tmp_path: Path) -> None:
+    harness(*RUN, "--methods", "ar,shifted,pairs", "--out", tmp_path / "run")
+    stored = read_run(tmp_path / "run").manifest["greedy"]
+    assert stored["compared"] == 3 * 4  # shifted, pairs and the control
+    assert len(stored["divergences"]) == 4
+    for found in stored["divergences"]:
+        assert (found["position"], found["expected"], found["emitted"]) == (3, 3, 4)
+        assert found["tie"] is (found["gap"] <= stored["threshold"])
+    # two arbitrary logits of a trained model in float32: rounding is far below their distance
+    assert stored["threshold"] < 1e-3
+    status = {check["cell"]: check["status"] for check in shown(tmp_path / "run")["checks"]}
+    assert status["shifted/mini/t0/b1"] == "fail"
+    assert status["pairs/mini/t0/b1"] == "pass"
+
+
+def test_the_methods_of_the_program_agree_on_the_tiny_pair(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "entry_points", importlib.metadata.entry_points)
+    out = tmp_path / "run"
+    grid = ("--methods", "ar,sd,ssd", "--temperatures", "0,1", "--max-new-tokens", "12")
+    result = harness(*RUN, *grid, "--out", out)
+    assert result.exit_code == 0, result.output
+    summary = shown(out)
+    status = {c["cell"]: c["status"] for c in summary["checks"] if c["name"] == "greedy_equality"}
+    assert status.keys() == {f"{name}/mini/t0/b1" for name in ("ar@control", "sd", "ssd")}
+    assert set(status.values()) <= {"pass", "tie"}
+    assert {cell["requests"] for cell in summary["cells"]} == {4}
+    assert read_run(out).manifest["decoders"]["ssd/mini/t0/b1"]["devices"] == 2
+
+
 def test_a_failing_cell_is_reported_and_the_others_go_on(tmp_path: Path) -> None:
     out = tmp_path / "run"
     grid = ("--methods", "ar,dying", "--temperatures", "0,1", "--no-control")
-    result = harness(*RUN, *grid, "--out", out)
+    result = harness(*RUN, *grid, "--block-size", "2", "--out", out)
     assert result.exit_code == 1
     manifest = read_run(out).manifest
     assert manifest["status"] == "failed"
