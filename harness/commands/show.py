@@ -24,7 +24,7 @@ _COLUMNS = (
     "over ar",
     "over sd",
 )
-_PLAIN_WIDTH = 120  # columns, where the output is no terminal
+_WIDTH = 120  # columns that the table takes; a narrower terminal wraps it, nothing is cut
 
 
 @click.command()
@@ -50,8 +50,7 @@ def print_run(run: Path) -> None:
 
     summary = summarise(read_run(run))
     console = Console(highlight=False, soft_wrap=True)
-    if not console.is_terminal:
-        console.width = _PLAIN_WIDTH
+    console.width = max(console.width, _WIDTH)
     for (dataset, temperature, batch), cells in groupby(summary["cells"], key=_group):
         title = f"{dataset}, temperature {temperature:g}, batch size {batch}"
         console.print(_table(title, list(cells)))
