@@ -80,6 +80,7 @@ def run(config: RunConfig, out: Path, progress: Progress) -> RunSummary:
     methods = resolve_methods(config)
     pair = _named_pair(config)
     _check_drafts(methods, pair)
+    _check_cores(config, methods)
     prompt_sets = _prompt_sets(config)
     with termination_as_interrupt():
         try:
@@ -164,6 +165,14 @@ def _check_drafts(methods: Mapping[str, Method], pair: Pair) -> None:
         )
 
 
+def _check_cores(config: RunConfig, methods: Mapping[str, Method]) -> None:
+    from impl.engine import placement
+
+    placement.check("target_cores", config.placement.target_cores)
+    if any(method.decoder.asynchronous for method in methods.values()):
+        placement.check("draft_cores", config.placement.draft_cores)
+
+
 def _prompt_sets(config: RunConfig) -> dict[str, PromptSet]:
     found: dict[str, PromptSet] = {}
     for dataset in config.datasets:
@@ -181,11 +190,9 @@ def _prompt_sets(config: RunConfig) -> dict[str, PromptSet]:
 
 
 def _fitted(config: RunConfig, pair: ResolvedPair) -> RunConfig:
-    """The config with its cores checked and its context fitted to the models."""
-    from impl.engine import loader, placement
+    """The config with its context fitted to the models."""
+    from impl.engine import loader
 
-    placement.check("target_cores", config.placement.target_cores)
-    placement.check("draft_cores", config.placement.draft_cores)
     folders = [model.folder for model in (pair.target, pair.draft) if model is not None]
     positions = min(int(loader.read_config(f)["max_position_embeddings"]) for f in folders)
     if config.max_context <= positions:

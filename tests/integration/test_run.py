@@ -286,6 +286,11 @@ def test_a_method_that_cannot_start_keeps_its_traceback(tmp_path: Path) -> None:
             'unknown method "pears": did you mean "pairs"? (see harness methods)',
         ),
         (("--methods", "pairs", "--pair", "smollm2-135m"), "methods: pairs need a draft"),
+        (("--target-cores", "9999"), "target_cores: [9999] not on this machine"),
+        (
+            ("--methods", "pairs", "--draft-cores", "9999"),
+            "draft_cores: [9999] not on this machine",
+        ),
         (("--temperatures", "-1"), "temperatures.0: must be >= 0"),
         (("--max-context", "100000"), "max_context: must be <= "),
         (("--promts", "3"), "No such option '--promts'."),
