@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from harness.decoder import SamplingParams
+from harness.errors import NonFiniteLogitsError
 from impl.engine import sampling
 from impl.engine.randomness import Role
 from impl.engine.sampling import Draft
@@ -94,7 +95,14 @@ class Drafter:
         sequence = proposal.sequence
         position = sequence.output_length + len(proposal.tokens)
         uniforms = sequence.stream.uniforms(Role.DRAFT, position, 1)
-        tokens, q = draw(logits, sequence.request.sampling, uniforms.tolist(), self.model.head_ids)
+        params = sequence.request.sampling
+        try:
+            tokens, q = draw(logits, params, uniforms.tolist(), self.model.head_ids)
+        except NonFiniteLogitsError as error:
+            name = sequence.request.request_id
+            raise NonFiniteLogitsError(
+                f"request {name}, output position {position}: draft {error}"
+            ) from error
         proposal.tokens += tokens
         proposal.feed = tokens
         if q is not None:
