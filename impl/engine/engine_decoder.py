@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as List
 
 from harness.decoder import CacheOutcome, Decoder, DecoderSetup, Request, Round, Span
-from harness.errors import ModelError
+from harness.errors import ModelError, RequestError
 from impl.engine.sampling import Draft, Verification
 from impl.engine.sequence import Sequence, SequenceSlots
 from impl.engine.transformer import Transformer
@@ -33,12 +33,13 @@ class EngineDecoder(Decoder):
 
     def start(self, requests: List[Request]) -> None:
         """See `Decoder.start`."""
-        for request in requests:
-            self.slots.check(request)
-        for sequence in self.slots.all():
-            self.release(sequence.request.request_id)
-        for request in requests:
-            self.admit(request)
+        self._release_all()
+        try:
+            for request in requests:
+                self.admit(request)
+        except RequestError:
+            self._release_all()
+            raise
 
     def admit(self, request: Request) -> None:
         """See `Decoder.admit`."""
@@ -50,6 +51,10 @@ class EngineDecoder(Decoder):
 
     def close(self) -> None:
         """See `Decoder.close`."""
+
+    def _release_all(self) -> None:
+        for sequence in self.slots.all():
+            self.release(sequence.request.request_id)
 
     def _prefill(self, sequence: Sequence) -> None:
         self.verifier.prefill(sequence)
