@@ -1,0 +1,113 @@
+"""The token table: a row a token, with its reference scores and where its run emitted it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from harness.decoder import SamplingParams
+from harness.equivalence.pit import fresh_uniforms, transform
+from harness.equivalence.reference_scores import References, score_output
+from harness.errors import StoreError
+
+if TYPE_CHECKING:
+    from harness.store import RunData
+
+JUST_REFILLED = 2  # rounds of a sequence that took over a used slot
+
+
+class Group(NamedTuple):
+    """What gets a verdict: the outputs of all datasets and repeats together."""
+
+    method: str
+    temperature: float
+    batch_size: int
+
+
+def groups_of(requests: pd.DataFrame) -> list[Group]:
+    """Every group of a run once, in order."""
+    rows = requests[["method", "temperature", "batch_size"]].drop_duplicates()
+    return sorted(Group(*row) for row in rows.itertuples(index=False))
+
+
+def rows_of(requests: pd.DataFrame, group: Group, *, control: bool = False) -> pd.DataFrame:
+    """A group's outputs, without those of the A/A control (which repeats the baseline's tokens)."""
+    return requests[
+        requests["method"].eq(group.method)
+        & requests["temperature"].eq(group.temperature)
+        & requests["batch_size"].eq(group.batch_size)
+        & requests["control"].eq(control)
+    ]
+
+
+def token_table(
+    run: RunData,
+    requests: pd.DataFrame,
+    prompts: Mapping[str, Sequence[int]],
+    references: References,
+) -> pd.DataFrame:
+    """One row a token of `requests`, output after output.
+
+    Returns:
+        The columns of `reference_scores.reduce_rows` and `strata.place_tokens`; `item`, `dataset`,
+        `request_id`, `prompt_tokens`, `output` (its number) and `u`, the randomised PIT value.
+    """
+    config = run.manifest["config"]
+    rounds = dict(iter(run.rounds.groupby(["item", "request_id"])))
+    scored = []
+    for number, row in enumerate(requests.sort_values("prompt_index").to_dict("records")):
+        name, output = row["request_id"], row["output_ids"]
+        params = SamplingParams(row["temperature"], config["top_k"], config["top_p"])
+        columns = score_output(references, prompts[name], output, params)
+        own = rounds[row["item"], name].sort_values("round")
+        uniforms = fresh_uniforms(f"{row['item']} {name}", len(output))
+        table = place_tokens(len(output), own).assign(
+            **columns,
+            item=row["item"],
+            dataset=row["dataset"],
+            request_id=name,
+            prompt_tokens=row["prompt_tokens"],
+            output=number,
+            u=transform(columns["p_above"], columns["p_token"], uniforms),
+        )
+        scored.append(table)
+    return pd.concat(scored, ignore_index=True)
+
+
+def place_tokens(output_tokens: int, rounds: pd.DataFrame) -> pd.DataFrame:
+    """Where each token of one output was emitted.
+
+    Args:
+        output_tokens: length of the output.
+        rounds: its rows of rounds.parquet, in order.
+
+    Returns:
+        A row a token: `position` in the output, `round`, `index` in the round, `drafted` in the
+        round, `cache`, and `refilled`: within `JUST_REFILLED` rounds of taking over a used slot.
+
+    Raises:
+        StoreError: the rounds emitted another number of tokens than the output has.
+    """
+    emitted = rounds["emitted"].to_numpy()
+    if emitted.sum() != output_tokens:
+        name = rounds["request_id"].iloc[0] if len(rounds) else "an output"
+        raise StoreError(
+            f"{name}: its rounds emitted {emitted.sum()} tokens, its output has {output_tokens}; "
+            "measure the run again"
+        )
+    starts = np.repeat(emitted.cumsum() - emitted, emitted)
+    number = np.repeat(rounds["round"].to_numpy(), emitted)
+    admitted_later = bool(rounds["step"].min() > 0)
+    return pd.DataFrame(
+        {
+            "position": np.arange(output_tokens),
+            "round": number,
+            "index": np.arange(output_tokens) - starts,
+            "drafted": np.repeat(rounds["drafted"].to_numpy(), emitted),
+            "cache": np.repeat(rounds["cache"].to_numpy(dtype=object), emitted),
+            "refilled": admitted_later & (number < JUST_REFILLED),
+        }
+    )
