@@ -4,7 +4,8 @@
 // The floor. Decoding reads every weight once per pass, so a pass cannot be faster than weight bytes
 // over read bandwidth. One core reads a 64-byte vector in about 6 cycles and starts one 512-bit dot
 // product per cycle: up to about 6 rows the arithmetic hides behind the memory, provided that the
-// weights stream linearly, each is loaded once for all rows, and nothing else is in the loop.
+// weights stream linearly (the hardware then prefetches better than we could), each is loaded once for
+// all rows, and nothing else is in the loop.
 //
 // The micro-kernel. Every product here (linear layers, q k^T, p v) is one function, `tile`:
 //
@@ -48,7 +49,6 @@ constexpr int kColumns = 2 * kLanes;   // columns of one panel
 constexpr int kStepBytes = 128;        // bytes of one step of a panel
 constexpr int kUnroll = 4;             // `steps` of a linear layer is a multiple of this
 constexpr int kMaxRows = 12;           // rows of one tile: 2 * 12 accumulators of the 32 registers
-constexpr int kPrefetchLines = 4;      // of the next panel, asked for while a row is finished
 constexpr int kCells = kColumns;       // cells of one block of attention
 constexpr int kQueryRows = 96;         // query rows that share one packing of a block of cells
 
@@ -228,19 +228,22 @@ class Pool {
     ++job_;
     job_.notify_all();
     body(0);
-    while (pending_.load(std::memory_order_acquire)) _mm_pause();
+    for (int spin = 0; pending_.load(std::memory_order_acquire); ++spin)
+      spin < kSpins ? _mm_pause() : std::this_thread::yield();
   }
 
  private:
   void work(int index, uint32_t seen) {
     for (;; ++seen) {
-      for (int spin = 0; spin < 20000 && job_.load(std::memory_order_acquire) == seen; ++spin)
+      for (int spin = 0; spin < kSpins && job_.load(std::memory_order_acquire) == seen; ++spin)
         _mm_pause();
       job_.wait(seen);
       if (index < threads_) call_(body_, index);
       pending_.fetch_sub(1, std::memory_order_release);
     }
   }
+
+  static constexpr int kSpins = 20000;  // about 0.3 ms
 
   std::mutex mutex_;
   std::atomic<uint32_t> job_{0};
@@ -573,8 +576,7 @@ void pack_weight(const char* rows, int64_t count, int64_t row_bytes, int64_t ste
 }
 
 // out = [SwiGLU] (norm(x) W^T + bias) + residual. Strides in elements. A panel stays in the L2 cache
-// while the row tiles pass over it, so that prefill too reads the weights from memory once. While rows
-// are finished nothing else would keep the memory busy, hence the prefetches.
+// while the row tiles pass over it, so that prefill too reads the weights from memory once.
 void linear(const Linear* l, const bf16* x, int64_t rows, int64_t x_stride, const bf16* norm_weight,
             double eps, const bf16* residual, int64_t residual_stride, char* out, int64_t out_stride,
             int64_t threads) {
@@ -585,15 +587,12 @@ void linear(const Linear* l, const bf16* x, int64_t rows, int64_t x_stride, cons
     alignas(64) char acc[kMaxRows * kStepBytes];
     for (int64_t p = begin; p < end; ++p) {
       const char* panel = l->weight + p * l->panel_bytes;
-      const char* next = panel + l->panel_bytes;
       for_tiles(rows, [&](int64_t row, int64_t count) {
         kernels[count - 1](a.data + row * a.stride, a.stride, panel, l->steps, acc, kStepBytes, false);
-        for (int64_t i = 0; i < count; ++i) {
-          for (int j = 0; j < kPrefetchLines; ++j, next += 64) _mm_prefetch(next, _MM_HINT_T0);
+        for (int64_t i = 0; i < count; ++i)
           finish(*l, p, acc + i * kStepBytes, l->int8 ? a.scale[row + i] : 0.f,
                  residual ? residual + (row + i) * residual_stride : nullptr,
                  out + (row + i) * out_bytes);
-        }
       });
     }
   });
