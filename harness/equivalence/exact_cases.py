@@ -1,0 +1,228 @@
+"""Small situations in which a verification can be enumerated, for every method.
+
+A case is a pair of models over a handful of tokens, sampling parameters and a number of rounds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.decoder import SamplingParams
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Tokens = tuple[int, ...]
+Row = NDArray[np.float64]
+
+
+class Draw(Protocol):
+    """`impl.engine.drafter.draw`: a token from each row of logits, and the q it came from."""
+
+    def __call__(
+        self,
+        logits: Tensor,
+        params: SamplingParams,
+        uniforms: Sequence[float],
+        head_ids: Tensor | None,
+    ) -> tuple[list[int], Tensor | None]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SmallModel:
+    """A model over a few tokens.
+
+    Attributes:
+        vocab: number of logits.
+        seed: logits are random, but fixed for each text.
+        masked: logits that are -inf at every text.
+        sparse: half of the logits, others at each text, are -inf.
+        fixed: the probabilities at every text instead.
+    """
+
+    vocab: int
+    seed: int = 0
+    masked: frozenset[int] = frozenset()
+    sparse: bool = False
+    fixed: tuple[float, ...] | None = None
+
+    def logits(self, text: Tokens) -> Row:
+        """[vocab], of the token behind `text`."""
+        if self.fixed is not None:
+            return np.array([math.log(p) for p in self.fixed])
+        random = np.random.default_rng([self.seed, *text])
+        logits: Row = random.normal(scale=1.5, size=self.vocab)
+        if self.sparse:
+            logits[random.permutation(self.vocab)[: self.vocab // 2]] = -np.inf
+        logits[list(self.masked)] = -np.inf
+        return logits
+
+
+@dataclass(frozen=True, slots=True)
+class SmallDrafter:
+    """Where drafted tokens come from.
+
+    Attributes:
+        model: gives the draft logits.
+        ids: target ids of its columns (a trimmed vocabulary); None when they are the same.
+        drawn: how many tokens are drawn from q; those behind are point masses on the likeliest
+            token, as a filler or an n-gram continuation is. None draws all.
+        draw: how a token is drawn; the engine's way by default.
+    """
+
+    model: SmallModel
+    ids: Tokens | None = None
+    drawn: int | None = None
+    draw: Draw | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A situation to enumerate.
+
+    Attributes:
+        name: for the report.
+        target: the model whose distribution is wanted.
+        params: how target and draft draw.
+        lookahead: K; 0 drafts nothing (autoregressive decoding).
+        drafter: drafts the first round and, where there are more, those after a hit.
+        rounds: how many rounds follow each other.
+        backup: drafts after a miss.
+        fan_out: guesses at each of the K + 1 positions of a round.
+    """
+
+    name: str
+    target: SmallModel
+    params: SamplingParams
+    lookahead: int
+    drafter: SmallDrafter
+    rounds: int = 1
+    backup: SmallDrafter | None = None
+    fan_out: Tokens = ()
+
+    @property
+    def length(self) -> int:
+        """Tokens of the compared sequences: the most that the rounds can emit."""
+        return self.rounds * (self.lookahead + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Reweighted:
+    """Draws as `impl.engine.drafter.draw` does, from q after Saguaro's reweighting.
+
+    Attributes:
+        top: F, how many of the likeliest tokens are lowered.
+        c: C, by how much.
+    """
+
+    top: int
+    c: float
+
+    def __call__(
+        self,
+        logits: Tensor,
+        params: SamplingParams,
+        uniforms: Sequence[float],
+        head_ids: Tensor | None,
+    ) -> tuple[list[int], Tensor | None]:
+        """See `Draw`."""
+        import torch
+
+        from impl.engine import drafter, sampling
+        from impl.ssd.saguaro_sampling import reweight
+
+        if params.temperature == 0:
+            return drafter.draw(logits, params, uniforms, head_ids)
+        q = reweight(sampling.probabilities(logits, params), self.top, self.c)
+        columns = sampling.sample(q, torch.tensor(uniforms, dtype=torch.float64))
+        tokens = columns if head_ids is None else head_ids[columns]
+        return tokens.tolist(), q
+
+
+TARGET = SmallModel(4, seed=1)
+DRAFT = SmallModel(4, seed=2)
+PARAMS = (
+    SamplingParams(0.0),
+    SamplingParams(0.5),
+    SamplingParams(1.0),
+    SamplingParams(2.0),
+    SamplingParams(1.0, top_k=2),
+    SamplingParams(1.0, top_p=0.7),
+    SamplingParams(0.7, top_k=3, top_p=0.8),
+)
+# Every kind of draft: target, then drafter.
+DRAFTS = {
+    "dense": (TARGET, SmallDrafter(DRAFT)),
+    "zeros in q": (TARGET, SmallDrafter(SmallModel(4, seed=2, sparse=True))),
+    "zeros in p": (SmallModel(4, seed=1, masked=frozenset({1})), SmallDrafter(DRAFT)),
+    "disjoint supports": (
+        SmallModel(4, seed=1, masked=frozenset({0, 2})),
+        SmallDrafter(SmallModel(2, seed=2), ids=(0, 2)),
+    ),
+    "point mass": (TARGET, SmallDrafter(DRAFT, drawn=0)),
+    "drawn, then filler": (TARGET, SmallDrafter(DRAFT, drawn=1)),
+    "trimmed vocabulary": (TARGET, SmallDrafter(SmallModel(2, seed=2), ids=(1, 3))),
+    "trimmed to one token": (TARGET, SmallDrafter(SmallModel(1, seed=2), ids=(2,))),
+    "smaller vocabulary": (TARGET, SmallDrafter(SmallModel(3, seed=2))),
+    "padded beyond the target": (SmallModel(3, seed=1), SmallDrafter(DRAFT)),
+    "Saguaro C = 0.5": (TARGET, SmallDrafter(DRAFT, draw=Reweighted(2, 0.5))),
+    "Saguaro C = 0": (TARGET, SmallDrafter(DRAFT, draw=Reweighted(1, 0.0))),
+}
+_SPECULATED = SmallDrafter(SmallModel(3, seed=2), draw=Reweighted(1, 0.5))
+BACKUPS = {
+    "neural backup": SmallDrafter(SmallModel(3, seed=2)),
+    "fast backup": SmallDrafter(SmallModel(3, seed=3), drawn=0),
+}
+
+
+def default_cases() -> tuple[Case, ...]:
+    """Every method under all parameters: about a hundred cases, a few seconds."""
+    return (*autoregressive_cases(), *speculative_cases(), *saguaro_cases())
+
+
+def autoregressive_cases() -> tuple[Case, ...]:
+    """AR: a round verifies an empty draft."""
+    return tuple(
+        Case(f"ar, {describe(params)}", SmallModel(5, seed=1), params, 0, SmallDrafter(DRAFT))
+        for params in PARAMS
+    )
+
+
+def speculative_cases() -> tuple[Case, ...]:
+    """A chain of drafted tokens, by every kind of draft: SD, and each round of the others."""
+    return tuple(
+        Case(f"chain, {name}, {describe(params)}", target, params, 2, drafter)
+        for (name, (target, drafter)), params in product(DRAFTS.items(), PARAMS)
+    )
+
+
+def saguaro_cases() -> tuple[Case, ...]:
+    """SSD: a second round after a hit (the branch's q) or a miss (the backup's q)."""
+    return tuple(
+        Case(
+            f"ssd, {name}, {describe(params)}",
+            SmallModel(3, seed=1),
+            params,
+            lookahead=1,
+            drafter=_SPECULATED,
+            rounds=2,
+            backup=backup,
+            fan_out=(1, 1),
+        )
+        for (name, backup), params in product(BACKUPS.items(), PARAMS)
+    )
+
+
+def describe(params: SamplingParams) -> str:
+    """Sampling parameters in words, those that are off left out."""
+    parts = [f"T = {params.temperature:g}"]
+    parts += [f"top-k = {params.top_k}"] * bool(params.top_k)
+    parts += [f"top-p = {params.top_p:g}"] * (params.top_p < 1)
+    return ", ".join(parts)
