@@ -36,7 +36,8 @@ class RunConfig(BaseModel):
         dtype: of weights and computation; None is the pair's own.
         draft_vocab: tokens that the draft's output head keeps, the most frequent ones; None is
             the pair's own number, 0 keeps all.
-        draft_int8: quantise the draft's linear layers; q is then the quantised draft's.
+        draft_int8: quantise the draft's linear layers, so that q is the quantised draft's; None is
+            the pair's own choice.
         methods: decoding methods by name.
         options: method -> its own parameters (`--set METHOD.KEY=VALUE`).
         datasets: prompt sets by name.
@@ -68,7 +69,7 @@ class RunConfig(BaseModel):
     draft: str | None = None
     dtype: Literal["bfloat16", "float16", "float32"] | None = None
     draft_vocab: Annotated[int, Field(ge=0)] | None = None
-    draft_int8: bool = False
+    draft_int8: bool | None = None
     methods: tuple[str, ...] = ("ar", "sd", "ssd")
     options: dict[str, dict[str, OptionValue]] = {}
     datasets: tuple[str, ...] = ("mini",)

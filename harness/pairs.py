@@ -53,6 +53,7 @@ class Pair(BaseModel):
         draft: the model that proposes tokens.
         dtype: of weights and computation.
         draft_vocab: how many tokens the draft's output head keeps by default; None keeps all.
+        draft_int8: whether the draft's linear layers are quantised, where the machine can.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -62,6 +63,7 @@ class Pair(BaseModel):
     draft: Model | None = None
     dtype: Dtype = "bfloat16"
     draft_vocab: int | None = Field(default=None, gt=0)
+    draft_int8: bool = False
     description: str = ""
     licence: str = ""
 
@@ -95,6 +97,7 @@ class ResolvedPair:
     target: ResolvedModel
     draft: ResolvedModel | None
     draft_vocab: int | None
+    draft_int8: bool
 
 
 def default_cache_dir(override: Path | None = None) -> Path:
@@ -161,7 +164,7 @@ def resolve(
     draft = bring("draft", pair.draft) if pair.draft else None
     if draft:
         check_tokenizers(target.folder, draft.folder)
-    return ResolvedPair(pair.name, target, draft, pair.draft_vocab)
+    return ResolvedPair(pair.name, target, draft, pair.draft_vocab, pair.draft_int8)
 
 
 def check_tokenizers(target_folder: Path, draft_folder: Path) -> int:

@@ -153,6 +153,8 @@ def _named_pair(config: RunConfig) -> Pair:
         changes["dtype"] = config.dtype
     if config.draft_vocab is not None:
         changes["draft_vocab"] = config.draft_vocab or None
+    if config.draft_int8 is not None:
+        changes["draft_int8"] = config.draft_int8
     return pair.model_copy(update=changes)
 
 
@@ -227,7 +229,7 @@ def _models(config: RunConfig, pair: ResolvedPair) -> Models:
         pair.draft.folder,
         pair.draft.dtype,
         head_size=pair.draft_vocab,
-        int8=config.draft_int8,
+        int8=pair.draft_int8,
         kernel_dir=kernels,
         vocab_limit=int(read_config(target.folder)["vocab_size"]),
     )
@@ -259,7 +261,7 @@ def _manifest(
             "target": _model_entry(pair.target),
             "draft": None if pair.draft is None else _model_entry(pair.draft),
             "draft_vocab": pair.draft_vocab,
-            "draft_int8": config.draft_int8,
+            "draft_int8": pair.draft_int8,
         },
         "datasets": {name: _dataset_entry(prompts) for name, prompts in prompt_sets.items()},
         "seeds": {"run": config.seed},
