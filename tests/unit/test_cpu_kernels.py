@@ -157,10 +157,15 @@ def test_wrong_width_is_refused(kernels: CpuKernels) -> None:
 
 
 def build(kernels: CpuKernels, kind: str, out_features: int, in_features: int) -> PackedLinear:
+    """A layer that is the same at every call; results in float32 where possible hide nothing."""
     torch.manual_seed(1)
     weight, other = normal(out_features, in_features), normal(out_features, in_features)
-    pair = (weight, other) if "swiglu" in kind else (weight, normal(out_features))
-    layer = getattr(kernels, f"pack_{kind}")(*pair)
+    pack = getattr(kernels, f"pack_{kind}")
+    layer = (
+        pack(weight, other)
+        if "swiglu" in kind
+        else pack(weight, normal(out_features), dtype=torch.float32)
+    )
     assert isinstance(layer, PackedLinear)
     return layer
 
