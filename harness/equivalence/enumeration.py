@@ -219,7 +219,11 @@ def _cumulative(weights: Row) -> list[float]:
 def _pieces(decide: Callable[[float], int], edges: Sequence[float]) -> list[_Piece]:
     """Splits [0, 1] where a decision changes; an exact one changes at `edges` only."""
     points = np.unique([0.0, 1.0, *(edge for edge in edges if 0 < edge < 1)])
-    found = [piece for low, high in pairwise(points) for piece in _bisect(decide, low, high)]
+    found: list[_Piece] = []
+    for low, high in pairwise(points.tolist()):
+        near = min(_NEAR, (high - low) / 4)
+        ends = decide(low + near if low else 0.0), decide(high - near)
+        found += _bisect(decide, low, high, *ends)
     return [_merge(list(same)) for _, same in groupby(found, key=lambda piece: piece.decision)]
 
 
@@ -230,11 +234,15 @@ def _merge(pieces: Sequence[_Piece]) -> _Piece:
     return _Piece(pieces[0].decision, low + length / 2, length)
 
 
-def _bisect(decide: Callable[[float], int], low: float, high: float) -> list[_Piece]:
-    """Pieces of an interval whose decision changes once at most between any two that agree."""
-    near = min(_NEAR, (high - low) / 4)
-    first, last = decide(low + near if low > 0 else 0.0), decide(high - near)
+def _bisect(
+    decide: Callable[[float], int], low: float, high: float, first: int, last: int
+) -> list[_Piece]:
+    """Pieces of an interval, given the decisions at its ends; where they agree there is one."""
     middle = (low + high) / 2
     if first == last or high - low < _NARROW:
         return [_Piece(first, middle, high - low)]
-    return [*_bisect(decide, low, middle), *_bisect(decide, middle, high)]
+    between = decide(middle)
+    return [
+        *_bisect(decide, low, middle, first, between),
+        *_bisect(decide, middle, high, between, last),
+    ]

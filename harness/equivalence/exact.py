@@ -65,7 +65,7 @@ def exact_check(cases: Sequence[Case] | None = None, verify: Verify | None = Non
     """Enumerates cases and compares each with its target.
 
     Args:
-        cases: what to enumerate; `default_cases()` by default, which takes a few seconds.
+        cases: what to enumerate; `default_cases()` by default, which take a second or two.
         verify: the verification; the engine's by default.
     """
     cases = default_cases() if cases is None else cases

@@ -41,8 +41,7 @@ def test_every_default_case_is_exact():
     assert len(check.results) == len(PARAMS) * (1 + len(DRAFTS) + 2)
 
 
-@pytest.mark.parametrize("lookahead", [1, 2, 3])
-@pytest.mark.parametrize("vocab", [2, 3, 5])
+@pytest.mark.parametrize(("vocab", "lookahead"), [(2, 1), (2, 4), (3, 3), (5, 1), (5, 2)])
 def test_vocabularies_and_lookaheads(vocab, lookahead):
     result = check_case(chain(vocab, lookahead))
     assert result.exact, result
@@ -121,11 +120,15 @@ def rejecting_by(accept: Callable, left: Callable = residual, emission: int = -1
         p = probabilities(logits, params)
         for i, token in enumerate(draft.tokens.tolist()):
             if not accept(uniforms[i], p[i], draft.probs[i], token):
-                uniform = torch.tensor(uniforms[emission if emission < 0 else i])
-                return Verification(i, int(sample(left(p[i], draft.row(i), None, token), uniform)))
-        return Verification(len(p) - 1, int(sample(p[-1], torch.tensor(uniforms[-1]))))
+                uniform = uniforms[emission if emission < 0 else i]
+                return Verification(i, drawn(left(p[i], draft.row(i), None, token), uniform))
+        return Verification(len(p) - 1, drawn(p[-1], uniforms[-1]))
 
     return verifier
+
+
+def drawn(weights: torch.Tensor, uniform: float) -> int:
+    return int(sample(weights, torch.tensor(uniform, dtype=torch.float64)))
 
 
 def exactly(u, p, q, token):
@@ -151,21 +154,26 @@ VERIFIERS = {
     "emits from |p - q|": rejecting_by(exactly, from_distance),
     "epsilon added to q": rejecting_by(lambda u, p, q, t: u * (q[t] + 1e-6) < p[t]),
     "emission shares the acceptance uniform": rejecting_by(exactly, emission=0),
-    "q of the wrong position": lambda logits, draft, params, uniforms: verify(
-        logits, Draft(draft.tokens, draft.probs.flip(0)), params, uniforms
-    ),
 }
 
 
 def test_the_rebuilt_rule_is_exact_before_it_is_broken():
-    assert check_case(chain(3, 2), rejecting_by(exactly)).exact
+    assert check_case(chain(3, 1), rejecting_by(exactly)).exact
 
 
 @pytest.mark.parametrize("name", VERIFIERS)
 def test_broken_verifications_are_seen(name):
-    result = check_case(chain(3, 2), VERIFIERS[name])
+    result = check_case(chain(3, 1), VERIFIERS[name])
     assert not result.exact
     assert result.error > 1e-8
+
+
+def test_the_q_of_another_position_is_seen():
+    def shifted(logits, draft, params, uniforms):
+        return verify(logits, Draft(draft.tokens, draft.probs.flip(0)), params, uniforms)
+
+    assert check_case(chain(2, 2)).exact
+    assert check_case(chain(2, 2), shifted).error > 1e-3
 
 
 def test_an_impossible_token_is_seen_at_a_single_uniform():
@@ -210,8 +218,8 @@ DRAWS = {
 @pytest.mark.parametrize("name", DRAWS)
 def test_a_q_that_the_tokens_were_not_drawn_from_is_seen(name):
     wrong, params = DRAWS[name]
-    assert check_case(chain(3, 2, params)).exact
-    assert check_case(chain(3, 2, params, draw=wrong)).error > 1e-3
+    assert check_case(chain(3, 1, params)).exact
+    assert check_case(chain(3, 1, params, draw=wrong)).error > 1e-3
 
 
 def test_greedy_acceptance_after_a_miss_only_is_seen_in_the_second_round():
@@ -222,8 +230,8 @@ def test_greedy_acceptance_after_a_miss_only_is_seen_in_the_second_round():
     def greedy_rule(logits, draft, params, uniforms):
         p = probabilities(logits, params)
         if int(draft.tokens[0]) != int(p[0].argmax()):
-            return Verification(0, int(sample(p[0], torch.tensor(uniforms[-1]))))
-        return Verification(1, int(sample(p[1], torch.tensor(uniforms[-1]))))
+            return Verification(0, drawn(p[0], uniforms[-1]))
+        return Verification(1, drawn(p[1], uniforms[-1]))
 
     case = next(case for case in default_cases() if case.name == "ssd, fast backup, T = 1")
     assert check_case(case).exact
