@@ -1,6 +1,7 @@
-"""What must hold in every run: greedy outputs agree, the A/A control holds 1, the rows add up.
+"""What must hold in every run: no method changes the distribution, A/A holds 1, rows add up.
 
-Each check is recomputed from the run directory whenever the run is shown.
+Each check is recomputed from the run directory whenever the run is shown. Only what needs the
+models was computed when the run ended: the gaps of greedy divergences and the certificate.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ class Check:
     """One check and its outcome.
 
     Attributes:
-        name: `greedy_equality`, `aa_control` or `invariants`.
+        name: `greedy_equality`, `losslessness`, `aa_control` or `invariants`.
         status: the outcome.
         detail: one line for people.
-        cell: id of the cell; None when the check is about the whole run.
+        cell: id of the cell; None when the check is about more than one.
         divergences: for `greedy_equality`, every output that differs (see `harness.greedy`).
     """
 
@@ -61,9 +62,39 @@ def run_checks(run: RunData, cells: Sequence[CellData]) -> tuple[Check, ...]:
     by_cell = {data.cell: data for data in cells}
     return (
         *_greedy_equality(run, by_cell),
+        *_losslessness(run.manifest),
         *(_aa_control(data, by_cell) for data in cells if data.cell.control),
         _invariants(run.requests, run.rounds),
     )
+
+
+def verified(manifest: Mapping[str, Any], cell: Cell) -> bool | None:
+    """Whether the certificate passes the cell's method; None where it does not say."""
+    for verdict in _verdicts(manifest):
+        group = verdict["method"], verdict["temperature"], verdict["batch_size"]
+        if group == (cell.method, cell.temperature, cell.batch_size):
+            return {"pass": True, "fail": False}.get(verdict["status"])
+    return None
+
+
+def _verdicts(manifest: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    certificate = manifest.get("certificate") or {"verdicts": ()}
+    return tuple(certificate["verdicts"])
+
+
+def _losslessness(manifest: Mapping[str, Any]) -> Iterable[Check]:
+    """One check for each verdict at temperature > 0; `greedy_equality` is about temperature 0."""
+    name = "losslessness"
+    if "certificate" not in manifest:
+        told = "unverified: no certificate; harness verify RUN makes one"
+        yield Check(name, Status.SKIP, told)
+    for verdict in _verdicts(manifest):
+        if verdict["temperature"] == 0 and not verdict["content"]["after_eos"]:
+            continue
+        status = {"pass": Status.PASS, "fail": Status.FAIL}.get(verdict["status"], Status.SKIP)
+        group = f"{verdict['method']} at temperature {verdict['temperature']:g}"
+        told = f"{group}, batch size {verdict['batch_size']}: {verdict['tokens']} tokens, "
+        yield Check(name, status, told + verdict["reason"])
 
 
 def _greedy_equality(run: RunData, by_cell: Mapping[Cell, CellData]) -> Iterable[Check]:

@@ -53,6 +53,7 @@ class RunConfig(BaseModel):
         block_size: prompts that a cell decodes before another cell has its turn.
         placement: cores of the target and of an asynchronous method's draft worker.
         deterministic: switch off choices that follow the clock (slower, reproducible).
+        verify: certify that every method's outputs follow the target's distribution.
         control: measure the baseline a second time (A/A); its speedup interval must hold 1.
         warmup_steps: most unmeasured steps of each decoder before the first item; fewer when
             their durations agree sooner.
@@ -85,6 +86,7 @@ class RunConfig(BaseModel):
     block_size: Count = 4
     placement: Placement = Placement()
     deterministic: bool = False
+    verify: bool = True
     control: bool = True
     warmup_steps: Count = 20
     raw: bool = False

@@ -1,4 +1,4 @@
-"""One run from start to end: resolve what the config names, measure, store, check greedy outputs.
+"""One run from start to end: resolve what the config names, measure, store, verify the outputs.
 
 Knows no method by name and takes no time itself: `harness.measure` does.
 """
@@ -34,6 +34,8 @@ from harness.store import RunStore, Status, read_run
 from harness.workload import Workload, make_workload
 
 if TYPE_CHECKING:
+    from harness.equivalence.certificate import Certificate
+    from harness.equivalence.verify import ReferenceName
     from harness.pairs import Pair
     from impl.engine.models import Models
 
@@ -49,12 +51,14 @@ class RunSummary:
         status: as in the manifest.
         failures: cells that ended early.
         greedy: outputs compared with the autoregressive ones; None after an interrupt.
+        certificate: of losslessness; None after an interrupt or where the run is not verified.
     """
 
     directory: Path
     status: Status
     failures: tuple[Failure, ...]
     greedy: GreedyCheck | None
+    certificate: Certificate | None
 
     @property
     def exit_code(self) -> int:
@@ -95,6 +99,48 @@ def run(config: RunConfig, out: Path, progress: Progress) -> RunSummary:
             progress.close()
 
 
+def verify(
+    directory: Path,
+    progress: Progress,
+    *,
+    reference: ReferenceName = "engine",
+    cache_dir: Path | None = None,
+    data_dir: Path | None = None,
+) -> Certificate:
+    """Certifies a stored run, on this machine's copy of its models, and stores the certificate.
+
+    Args:
+        directory: the run directory.
+        progress: told what happens; closed at the end.
+        reference: what outputs are scored with.
+        cache_dir: where weights are kept; None is the run's own place.
+        data_dir: mirror folder of prompts; None is the run's own place.
+
+    Raises:
+        StoreError: no run directory, or weights or prompts that are no longer those of the run.
+    """
+    from impl.engine import loader
+
+    store = RunStore.open(directory)
+    places = {"cache_dir": cache_dir, "data_dir": data_dir}
+    given = {name: place for name, place in places.items() if place is not None}
+    config = RunConfig.model_validate({**store.manifest["config"], **given})
+    prompt_sets = _prompt_sets(config)
+    try:
+        cache = default_cache_dir(config.cache_dir)
+        pair = resolve(_named_pair(config), cache, progress=progress.download)
+        _check_same(store, pair, prompt_sets)
+        eos = loader.eos_token_ids(pair.target.folder)
+        workload = make_workload(config, _encode(config, pair, prompt_sets), eos)
+        models = _models(config, pair)
+        greedy = _check_greedy(directory, workload, models)
+        certificate = _certify(directory, workload, models, greedy, progress, reference)
+    finally:
+        progress.close()
+    store.update(greedy=asdict(greedy), certificate=asdict(certificate))
+    return certificate
+
+
 def resolve_methods(config: RunConfig) -> dict[str, Method]:
     """The run's methods by name, their parameters validated.
 
@@ -132,11 +178,44 @@ def _measure(
     status = execution.run()
     failures = tuple(execution.failures.values())
     if status == "interrupted":
-        return RunSummary(out, status, failures, None)
+        return RunSummary(out, status, failures, None, None)
     progress.note("comparing greedy outputs")
     greedy = _check_greedy(out, workload, models)
     store.update(greedy=asdict(greedy))
-    return RunSummary(out, status, failures, greedy)
+    certificate = _certify(out, workload, models, greedy, progress) if config.verify else None
+    if certificate is not None:
+        store.update(certificate=asdict(certificate))
+    return RunSummary(out, status, failures, greedy, certificate)
+
+
+def _certify(
+    directory: Path,
+    workload: Workload,
+    models: Models,
+    greedy: GreedyCheck,
+    progress: Progress,
+    reference: ReferenceName = "engine",
+) -> Certificate:
+    from harness.equivalence.verify import certify_run
+
+    progress.note("verifying that outputs follow the target's distribution")
+    return certify_run(read_run(directory), workload.prompt_ids(), models, greedy, reference)
+
+
+def _check_same(store: RunStore, pair: ResolvedPair, prompts: Mapping[str, PromptSet]) -> None:
+    """Raises `StoreError` unless weights and prompts are those that the run was made with."""
+    manifest = store.manifest
+    now = {"target": pair.target.sha256, **{name: found.sha256 for name, found in prompts.items()}}
+    then = {
+        "target": manifest["pair"]["target"]["sha256"],
+        **{name: found["sha256"] for name, found in manifest["datasets"].items()},
+    }
+    changed = [name for name in then if now.get(name) != then[name]]
+    if changed:
+        raise StoreError(
+            f"{store.directory}: {changed[0]} is no longer what the run was made with "
+            f"(sha256 {then[changed[0]]}); measure it again"
+        )
 
 
 def _refuse_used(out: Path) -> None:

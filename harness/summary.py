@@ -9,22 +9,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from harness.checks import run_checks
-from harness.decoder import FinishReason
+from harness.checks import run_checks, verified
+from harness.equivalence.content import count_content
 from harness.metrics import CellData, cell_metrics, speedup, split_cells
 from harness.plan import BASELINE, Cell
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from harness.store import RunData
 
 SCHEMA = 1
 BASELINES = (BASELINE, "sd")
 
 _FEW_PROMPTS = 10  # percentile intervals from fewer are markedly too narrow
-_LOOP_PERIODS = range(1, 17)  # tokens
-_LOOP_TAIL = 32  # tokens
 
 
 def summarise(run: RunData) -> dict[str, Any]:
@@ -55,6 +51,7 @@ def _cell(
         "dataset": cell.dataset,
         "temperature": cell.temperature,
         "batch_size": cell.batch_size,
+        "verified": verified(manifest, cell),
         **asdict(cell_metrics(data, devices)),
         "speedup": _speedups(data, baselines),
         "categories": _categories(data, baselines),
@@ -97,7 +94,7 @@ def _warnings(run: RunData, cells: Sequence[CellData]) -> Iterable[str]:
     yield from _machine_warnings(run.manifest)
     yield from _tuning_warnings(run.manifest)
     yield from _prompt_warnings(cells)
-    yield from _output_warnings(run.requests)
+    yield from _output_warnings(run)
 
 
 def _completeness_warnings(run: RunData) -> Iterable[str]:
@@ -149,24 +146,17 @@ def _prompt_warnings(cells: Sequence[CellData]) -> Iterable[str]:
             yield f"{where}: no A/A control, so the noise of this machine is unknown"
 
 
-def _output_warnings(requests: pd.DataFrame) -> Iterable[str]:
-    for (dataset, temperature), own in requests.groupby(["dataset", "temperature"]):
-        where, total = f"{dataset} at temperature {temperature:g}", len(own)
-        looping = sum(map(_ends_in_loop, own["output_ids"]))
-        if looping:
-            yield f"{where}: {looping} of {total} outputs end in a loop, which flatters acceptance"
-        for reason, limit in (
-            (FinishReason.LENGTH, "max_new_tokens"),
-            (FinishReason.CONTEXT, "the context"),
+def _output_warnings(run: RunData) -> Iterable[str]:
+    ends = run.manifest.get("stop_token_ids", ())
+    for (dataset, temperature), own in run.requests.groupby(["dataset", "temperature"]):
+        where = f"{dataset} at temperature {temperature:g}"
+        counts = count_content(own["output_ids"], own["finish"], ends)
+        for count, told in (
+            (counts.loops, "end in a loop, which flatters acceptance"),
+            (counts.empty, "are empty"),
+            (counts.after_eos, "go on after an end-of-sequence token"),
+            (counts.cut_at_length, "were cut at max_new_tokens"),
+            (counts.cut_at_context, "were cut at the context"),
         ):
-            cut = (own["finish"] == reason).sum()
-            if cut:
-                yield f"{where}: {cut} of {total} outputs were cut at {limit}"
-
-
-def _ends_in_loop(output_ids: Sequence[int]) -> bool:
-    """Whether the last `_LOOP_TAIL` tokens repeat with a period of at most half of them."""
-    tail = list(output_ids[-_LOOP_TAIL:])
-    if len(tail) < _LOOP_TAIL:
-        return False
-    return any(tail[period:] == tail[:-period] for period in _LOOP_PERIODS)
+            if count:
+                yield f"{where}: {count} of {counts.outputs} outputs {told}"

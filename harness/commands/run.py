@@ -48,6 +48,9 @@ CORES = ("target_cores", "draft_cores")
 @click.option(
     "--deterministic/--no-deterministic", default=None, help="No choice follows the clock."
 )
+@click.option(
+    "--verify/--no-verify", default=None, help="Certify that no method changes the distribution."
+)
 @click.option("--control/--no-control", default=None, help="Measure the baseline twice (A/A).")
 @click.option("--warmup-steps", type=int, help="Most unmeasured steps before the first item.")
 @click.option("--raw/--no-raw", default=None, help="Prompts without the chat template.")

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 _COLUMNS = (
     "method",
+    "lossless",
     "tok/s",
     "/device",
     "TPOT ms",
@@ -24,7 +25,9 @@ _COLUMNS = (
     "over ar",
     "over sd",
 )
-_WIDTH = 120  # columns that the table takes; a narrower terminal wraps it, nothing is cut
+_TEXTS = ("method", "lossless")
+_LOSSLESS = {True: "yes", False: "NO", None: "unverified"}
+_WIDTH = 132  # columns that the table takes; a narrower terminal wraps it, nothing is cut
 
 
 @click.command()
@@ -70,7 +73,7 @@ def _table(title: str, cells: list[Mapping[str, Any]]) -> Table:
 
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for column in _COLUMNS:
-        table.add_column(column, justify="left" if column == "method" else "right")
+        table.add_column(column, justify="left" if column in _TEXTS else "right")
     for cell in cells:
         table.add_row(*_row(cell))
     return table
@@ -79,6 +82,7 @@ def _table(title: str, cells: list[Mapping[str, Any]]) -> Table:
 def _row(cell: Mapping[str, Any]) -> tuple[str, ...]:
     return (
         cell["method"] + ("@control" if cell["control"] else ""),
+        _LOSSLESS[cell["verified"]],
         _number(cell["tokens_per_s"]),
         _number(cell["tokens_per_s_per_device"]),
         _number(cell["tpot_ms"]["p50"]),

@@ -28,7 +28,8 @@ Columns = dict[str, NDArray[Any]]
 
 DRAFT_TOPS = (1, 3)  # F: sizes of the sets of the draft's favourites
 LEAST_LOG_P = -20.7  # log 1e-9: log p is cut off there, so that no single token decides a sum
-_CHUNK_VALUES = 2**23  # logits held at once: 32 MB in float32
+_CHUNK_VALUES = 2**23  # logits of one pass: 32 MB in float32
+_REDUCED_VALUES = 2**20  # probabilities reduced at once: few enough to stay in a CPU's cache
 
 
 class LogitSource(Protocol):
@@ -131,16 +132,16 @@ def score_output(
     references: References, prompt_ids: TokenIds, output_ids: TokenIds, params: SamplingParams
 ) -> Columns:
     """The columns of `reduce_rows` for every token of one output."""
-    favourites = None
-    if references.draft is not None:
-        favourites = draft_favourites(references.draft, prompt_ids, output_ids)
+    draft = references.draft
+    favourites = None if draft is None else draft_favourites(draft, prompt_ids, output_ids)
     parts, first = [], 0
     for logits in references.target.chunks(prompt_ids, output_ids):
-        rows = slice(first, first + len(logits))
-        p = probabilities(logits, params)
-        tokens = torch.tensor(output_ids[rows], device=p.device)
-        parts.append(reduce_rows(p, tokens, None if favourites is None else favourites[rows]))
-        first += len(logits)
+        for few in torch.split(logits, max(1, _REDUCED_VALUES // logits.shape[-1])):
+            rows = slice(first, first + len(few))
+            p = probabilities(few, params)
+            tokens = torch.tensor(output_ids[rows], device=p.device)
+            parts.append(reduce_rows(p, tokens, None if favourites is None else favourites[rows]))
+            first = rows.stop
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 

@@ -60,7 +60,8 @@ def most_telling(tokens: pd.DataFrame, evidence: pd.Series[float]) -> pd.Series[
     own = own[own["output"] == telling.index[int(telling.argmax())][1]]
     number = own.groupby("round")["evidence"].sum().idxmax()
     own = own[own["round"] == number]
-    return own.loc[own["evidence"].idxmax()]
+    best: pd.Series[Any] = own.loc[own["evidence"].idxmax()]
+    return best
 
 
 def smallest_divergence(
