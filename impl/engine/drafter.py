@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as List
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
@@ -17,24 +19,46 @@ from impl.engine.token_batch import TokenBatch
 from impl.engine.transformer import Transformer
 
 
+class Drawn(NamedTuple):
+    """Tokens drawn from n rows of draft logits.
+
+    Attributes:
+        tokens: target ids.
+        q: the distributions [n, Vd] they were drawn from; None when greedy (point masses).
+        confidences: the draft's probability of each token.
+    """
+
+    tokens: list[int]
+    q: torch.Tensor | None
+    confidences: list[float]
+
+
 def draw(
     logits: torch.Tensor,
     params: SamplingParams,
     uniforms: List[float],
     head_ids: torch.Tensor | None,
-) -> tuple[list[int], torch.Tensor | None]:
-    """One token from each row of draft logits [n, Vd].
+    reweight: Callable[[torch.Tensor], torch.Tensor] | None = None,
+) -> Drawn:
+    """One token from each row.
 
-    Returns:
-        Target token ids, and the q rows [n, Vd] they were drawn from (None when greedy).
+    Args:
+        logits: [n, Vd].
+        params: how to draw.
+        uniforms: n numbers in [0, 1); unused when greedy.
+        head_ids: target ids of the Vd columns; None when they are the same.
+        reweight: changes q before anything is drawn from it.
     """
     if params.temperature == 0:
         columns, q = sampling.argmax(logits), None
+        likelihoods = logits.softmax(-1)
     else:
-        q = sampling.probabilities(logits, params)
+        likelihoods = sampling.probabilities(logits, params)
+        q = likelihoods if reweight is None else reweight(likelihoods)
         columns = sampling.sample(q, torch.tensor(uniforms, dtype=torch.float64, device=q.device))
+    confidences = likelihoods.gather(-1, columns[:, None])[:, 0].tolist()
     tokens = columns if head_ids is None else head_ids[columns]
-    return tokens.tolist(), q
+    return Drawn(tokens.tolist(), q, confidences)
 
 
 @dataclass(slots=True)
@@ -97,13 +121,13 @@ class Drafter:
         uniforms = sequence.stream.uniforms(Role.DRAFT, position, 1)
         params = sequence.request.sampling
         try:
-            tokens, q = draw(logits, params, uniforms.tolist(), self.model.head_ids)
+            drawn = draw(logits, params, uniforms.tolist(), self.model.head_ids)
         except NonFiniteLogitsError as error:
             name = sequence.request.request_id
             raise NonFiniteLogitsError(
                 f"request {name}, output position {position}: draft {error}"
             ) from error
-        proposal.tokens += tokens
-        proposal.feed = tokens
-        if q is not None:
-            proposal.rows.append(q)
+        proposal.tokens += drawn.tokens
+        proposal.feed = drawn.tokens
+        if drawn.q is not None:
+            proposal.rows.append(drawn.q)

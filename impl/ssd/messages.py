@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from harness.decoder import CacheOutcome, Request, Span
+from impl.ssd.budgeting import Costs
+from impl.ssd.fallback import BackupName
 from impl.ssd.speculation_cache import Outcome
 
 
@@ -47,19 +49,51 @@ class Speculation(NamedTuple):
         request_id: the sequence.
         tokens: target ids.
         cache: whether the outcome was in the speculation cache; None for the first speculation.
-        backup: which fallback drafted after a miss.
+        backup: which fallback drafted after a miss; "fast" tokens are point masses without a q.
         guesses: outcomes that the cache held for this sequence.
     """
 
     request_id: str
     tokens: tuple[int, ...]
     cache: CacheOutcome | None
-    backup: str | None
+    backup: BackupName | None
     guesses: int
 
 
 class Speculations(NamedTuple):
-    """Draft: the answer to `Speculate`, in its order, and what the draft did since its last one."""
+    """Draft: the answer to `Speculate`, in its order.
+
+    Attributes:
+        items: one for each sequence.
+        spans: what the draft did since its last answer.
+        lookahead, budget: the K and B that it works with now.
+        critical_batch_size: b* of the adaptive fallback.
+    """
 
     items: tuple[Speculation, ...]
     spans: tuple[Span, ...]
+    lookahead: int
+    budget: int
+    critical_batch_size: float
+
+
+class Exercise(NamedTuple):
+    """Decoder: run passes over these numbers of tokens, in turns, until `Rest`."""
+
+    tokens: tuple[int, ...]
+
+
+class Rest(NamedTuple):
+    """Decoder: stop exercising. Answered by `Exercised`."""
+
+
+class Exercised(NamedTuple):
+    """Draft: median seconds of a pass by its number of tokens."""
+
+    seconds: dict[int, float]
+
+
+class TakeCosts(NamedTuple):
+    """Decoder: pass times to plan with. Not answered."""
+
+    costs: Costs

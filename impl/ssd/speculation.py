@@ -17,8 +17,14 @@ import torch
 from harness.decoder import CacheOutcome
 from impl.engine.sequence import Sequence
 from impl.engine.token_tree import ROOT, TokenTree
+from impl.ssd.fallback import BackupName
 from impl.ssd.fan_out import FanOut
 from impl.ssd.speculation_cache import Outcome, SpeculationCache
+
+
+def tree_capacity(lookahead: int, budget: int) -> int:
+    """Nodes at most: an unsettled accepted token, t* and K drafted; each branch's start and K."""
+    return (2 + lookahead) + budget * (1 + lookahead)
 
 
 @dataclass(slots=True, eq=False)
@@ -30,7 +36,8 @@ class Path:
         ahead: how many output tokens lie between the trunk's t* and the start token.
         wanted: how many tokens to draft.
         logits: the draft's logits [Vd] behind each node that has been fed.
-        q: the distribution [Vd] that each drafted token was drawn from; empty when greedy.
+        q: the distribution [Vd] that each drafted token was drawn from; empty for point masses.
+        confidences: the draft's probability of each drafted token.
     """
 
     nodes: list[int]
@@ -38,6 +45,7 @@ class Path:
     wanted: int
     logits: list[torch.Tensor] = field(default_factory=list)
     q: list[torch.Tensor] = field(default_factory=list)
+    confidences: list[float] = field(default_factory=list)
 
     @property
     def drafted(self) -> int:
@@ -59,17 +67,24 @@ class SequenceSpeculation:
         trunk: the speculation that the decoder was given last, growing until it is handed over.
         cache: the branches by the outcome they are for.
         after: how the trunk was found: after a hit, a miss, or None at the sequence's start.
-        fan_out: guesses for each position of the trunk; None until it is handed over.
+        backup: what drafted the trunk after a miss.
+        lookahead: how many tokens new paths want.
+        building: the trunk has been handed over and the cache is being filled.
+        fan_out: guesses for each position of the trunk; None until they are decided.
+        opened: positions of the trunk whose outcomes have been guessed.
     """
 
-    def __init__(self, sequence: Sequence, lookahead: int, budget: int) -> None:
+    def __init__(self, sequence: Sequence, lookahead: int, capacity: int, budget: int) -> None:
+        """`capacity`: most nodes between two verifications (see `tree_capacity`)."""
         self.sequence = sequence
         self.lookahead = lookahead
         self.cache: SpeculationCache[Path] = SpeculationCache(budget)
         self.after: CacheOutcome | None = None
+        self.backup: BackupName | None = None
+        self.building = False
         self.fan_out: FanOut | None = None
-        # unsettled accepted token, t*, K drafted; then each branch's start and its tokens
-        self._capacity = (2 + lookahead) + budget * (1 + lookahead)
+        self.opened = 0
+        self._capacity = capacity
         self.tree = TokenTree(len(sequence.tokens) - 1, self._capacity)
         self.fed = 0
         self.trunk = self._start_trunk(sequence.tokens[-1], ROOT)
@@ -123,7 +138,7 @@ class SequenceSpeculation:
         self.tree = TokenTree(len(self.sequence.tokens) - 1 - len(unfed), self._capacity)
         self.fed = sum(node < fed for node in hit.nodes) if hit else 0
         self.cache.clear()
-        self.fan_out = None
+        self.building, self.fan_out, self.opened, self.backup = False, None, 0, None
         parent = ROOT
         for token in unfed:
             parent = self.tree.add(token, parent)
@@ -132,6 +147,7 @@ class SequenceSpeculation:
             for node in hit.nodes[1:]:
                 self.extend(self.trunk, old.tokens[node])
             self.trunk.logits, self.trunk.q = hit.logits, hit.q
+            self.trunk.confidences = hit.confidences
 
     def _start_trunk(self, token: int, parent: int) -> Path:
         wanted = self.sequence.draft_limit(self.lookahead)

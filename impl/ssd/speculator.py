@@ -1,13 +1,13 @@
 """The draft process of SSD: answers outcomes, and speculates ahead while the target verifies.
 
     loop:
-        if no message waits and the cache is not complete: one pass over all trunks and branches
+        if no message waits and a cache is not complete: one pass over all trunks and branches
         else: receive
             Speculate(outcomes): look each up; a hit becomes the trunk at once, a miss is drafted
-            just in time; answer; then the cache is built for the outcomes of this answer
+            by the backup; answer; then the caches are filled for the outcomes of this answer
 
 The draft looks for a message between passes, so an early outcome waits for one pass at most, and a
-branch that is hit before it is complete is completed alone.
+branch that is hit before it is complete is completed alone. What to do is `Policy`'s to say.
 """
 
 from __future__ import annotations
@@ -26,10 +26,24 @@ from impl.engine.models import ModelSpec
 from impl.engine.randomness import Role
 from impl.engine.sequence import Sequence
 from impl.engine.token_batch import Segment, TokenBatch
-from impl.ssd.fan_out import AdaptiveFanOut, FanOut, geometric, uniform
-from impl.ssd.messages import Ask, Prefill, Prefilled, Release, Speculate, Speculation, Speculations
+from impl.ssd.calibration import exercise
+from impl.ssd.fallback import fast_tokens
+from impl.ssd.messages import (
+    Ask,
+    Exercise,
+    Exercised,
+    Prefill,
+    Prefilled,
+    Release,
+    Speculate,
+    Speculation,
+    Speculations,
+    TakeCosts,
+)
 from impl.ssd.options import SaguaroOptions
-from impl.ssd.speculation import Path, SequenceSpeculation
+from impl.ssd.policy import Policy, Verdict
+from impl.ssd.saguaro_sampling import reweight
+from impl.ssd.speculation import Path, SequenceSpeculation, tree_capacity
 from impl.ssd.speculation_cache import Outcome, guesses
 
 
@@ -55,14 +69,16 @@ class Speculator:
         """
         self.options = options
         self.model = spec.load()
+        self.policy = Policy(options, deterministic=deterministic)
         self.q_buffer = q_buffer
         self.max_context = max_context
         self.deterministic = deterministic
-        scratch = (2 + options.lookahead) + options.budget * (1 + options.lookahead)
-        self.cache = self.model.new_cache(len(q_buffer), max_context + scratch)
+        self.capacity = tree_capacity(options.max_lookahead, options.max_budget)
+        self.cache = self.model.new_cache(len(q_buffer), max_context + self.capacity)
         self.sequences: dict[str, SequenceSpeculation] = {}
-        self.adaptive = AdaptiveFanOut()
         self.speculating: list[Span] = []
+        self.pass_s = 0.0  # of the latest pass just in time
+        self.answered_ns = 0
 
     def serve(self, channel: Channel) -> None:
         """Works until told to close."""
@@ -74,44 +90,80 @@ class Speculator:
             match channel.receive():
                 case Speculate(asked):
                     channel.send(self._answer(asked))
-                    self._open_caches(asked)
+                    self.answered_ns = time.perf_counter_ns()
+                    self._begin_caches(asked)
                 case Prefill() as message:
                     self._prefill(message)
                     channel.send(Prefilled(message.request.request_id))
                 case Release(request_id):
                     del self.sequences[request_id]
+                case Exercise(tokens):
+                    channel.send(Exercised(exercise(self.model, self.cache, tokens, channel)))
+                case TakeCosts(costs):
+                    self.policy.take_costs(costs)
                 case Close():
                     return
 
     def _prefill(self, message: Prefill) -> None:
         sequence = Sequence(message.request, message.slot, self.max_context)
         self.model.prefill(self.cache, message.slot, sequence.tokens[:-1])
+        self.policy.replan(len(self.sequences) + 1)
         self.sequences[message.request.request_id] = SequenceSpeculation(
-            sequence, self.options.lookahead, self.options.budget
+            sequence, self.policy.lookahead, self.capacity, self.options.max_budget
         )
 
-    # Answering: look the outcome up, draft just in time what is missing.
+    # Answering: look the outcome up; the backup drafts what is missing.
 
     def _answer(self, asked: List[Ask]) -> Speculations:
         start_ns = time.perf_counter_ns()
+        if self.answered_ns:
+            self.policy.observe_verification((start_ns - self.answered_ns) / 1e9)
         states = [self.sequences[ask.request_id] for ask in asked]
         guessed = [len(state.cache) for state in states]
         for state, ask in zip(states, asked, strict=True):
             if ask.outcome is not None:
                 self._resolve(state, ask.outcome)
-        while growing := [state for state in states if not state.trunk.complete]:
-            self._pass(growing, Role.BACKUP)
+        self._complete_trunks(states)
         items = [self._hand_over(*pair) for pair in zip(states, guessed, strict=True)]
         spans = [*self.speculating, Span(SpanKind.DRAFT, start_ns, time.perf_counter_ns())]
         self.speculating = []
-        return Speculations(tuple(items), tuple(spans))
+        policy = self.policy
+        return Speculations(
+            tuple(items), tuple(spans), policy.lookahead, policy.budget, policy.critical_batch_size
+        )
 
     def _resolve(self, state: SequenceSpeculation, outcome: Outcome) -> None:
-        if self.options.fan_out == "adaptive":
-            self._learn(state, outcome)
+        self._learn(state, outcome)
+        state.lookahead = self.policy.lookahead
         slot = state.sequence.slot
         self.cache.truncate(slot, state.tree.trunk)
         self.cache.gather(slot, state.resolve(outcome))
+
+    def _complete_trunks(self, states: List[SequenceSpeculation]) -> None:
+        """Drafts for misses and first speculations, and completes hits that were cut short."""
+        missed = [state for state in states if state.after is CacheOutcome.MISS]
+        if missed and self.policy.backup(len(self.sequences)) == "fast":
+            for state in missed:
+                self._draft_fast(state)
+        for state in missed:
+            state.backup = state.backup or "neural"
+        start = time.perf_counter()
+        while growing := [state for state in states if self._wants_more(state.trunk)]:
+            begin = time.perf_counter()
+            self._pass(growing, Role.BACKUP)
+            self.pass_s = time.perf_counter() - begin
+        if any(state.backup == "neural" for state in missed):
+            self.policy.observe_backup(time.perf_counter() - start)
+
+    def _wants_more(self, trunk: Path) -> bool:
+        if trunk.drafted and not self.policy.worth_extending(trunk, self.pass_s):
+            trunk.wanted = trunk.drafted
+        return not trunk.complete
+
+    def _draft_fast(self, state: SequenceSpeculation) -> None:
+        state.backup = "fast"
+        for token in fast_tokens(state.sequence.tokens, state.trunk.wanted):
+            state.extend(state.trunk, token)
 
     def _hand_over(self, state: SequenceSpeculation, guessed: int) -> Speculation:
         if state.trunk.q:
@@ -121,37 +173,54 @@ class Speculator:
             request_id=state.sequence.request.request_id,
             tokens=tuple(state.drafted_tokens(state.trunk)),
             cache=state.after,
-            backup="neural" if state.after is CacheOutcome.MISS else None,
+            backup=state.backup,
             guesses=guessed,
         )
 
     # Speculating ahead: branches for the likely outcomes of what was handed over.
 
-    def _open_caches(self, asked: List[Ask]) -> None:
+    def _begin_caches(self, asked: List[Ask]) -> None:
         for ask in asked:
             state = self.sequences[ask.request_id]
-            if state.sequence.draft_limit(1):  # else the next token is its last
-                state.fan_out = self._fan_out(state)
-                self._open_branches(state, first=0)
+            if self.policy.budget and state.sequence.draft_limit(1):  # else no round follows
+                state.building = True
+                self._open_branches(state)
 
-    def _open_branches(self, state: SequenceSpeculation, first: int) -> None:
-        """Guesses outcomes at the trunk's positions from `first` on, as far as logits are known."""
-        logits = state.trunk.logits[first:]
-        if state.fan_out is None or not logits:
+    def _open_branches(self, state: SequenceSpeculation) -> None:
+        """Guesses the outcomes at every position of the trunk whose logits have become known."""
+        trunk, first = state.trunk, state.opened
+        known = len(trunk.logits)
+        if known == first or known < trunk.drafted:  # a fast backup has not been fed yet
             return
+        if state.fan_out is None:
+            state.fan_out = self.policy.fan_out(state.after, self._confidences(state))
+        state.opened = known
         state.open_branches(
             guesses(
-                torch.stack(logits),
-                state.drafted_tokens(state.trunk),
-                state.fan_out[first : first + len(logits)],
+                torch.stack(trunk.logits[first:]),
+                state.drafted_tokens(trunk),
+                state.fan_out[first:known],
                 ids=self.model.head_ids,
                 first=first,
             )
         )
 
+    def _confidences(self, state: SequenceSpeculation) -> list[float]:
+        """The draft's probability of each token of the trunk, also of those a backup proposed."""
+        trunk = state.trunk
+        if len(trunk.confidences) < trunk.drafted:
+            tokens = state.drafted_tokens(trunk)
+            rows = torch.stack(trunk.logits[: len(tokens)]).softmax(-1)
+            columns = [_column(self.model.head_ids, token, rows.shape[1]) for token in tokens]
+            trunk.confidences = [
+                0.0 if column is None else float(row[column])
+                for row, column in zip(rows, columns, strict=True)
+            ]
+        return trunk.confidences
+
     def _unfinished(self) -> list[SequenceSpeculation]:
         states = self.sequences.values()
-        return [state for state in states if state.fan_out is not None and not state.finished]
+        return [state for state in states if state.building and not state.finished]
 
     def _speculate(self, states: List[SequenceSpeculation]) -> None:
         start_ns = time.perf_counter_ns()
@@ -178,14 +247,17 @@ class Speculator:
             self._grow(state, rows, role)
 
     def _grow(self, state: SequenceSpeculation, rows: torch.Tensor, role: Role) -> None:
-        """Hands each path the logits [new nodes, Vd] of its last token; draws what is wanted."""
+        """Hands each path the logits [new nodes, Vd] of its new tokens; draws what is wanted."""
         first, state.fed = state.fed, len(state.tree)
-        paths = [path for path in state.paths() if path.nodes[-1] >= first]
-        for path in paths:
-            path.logits.append(rows[path.nodes[-1] - first])
-        if state.fan_out is not None and state.trunk in paths:  # its end: the bonus token
-            self._open_branches(state, first=state.trunk.drafted)
-        if growing := [path for path in paths if not path.complete]:
+        growing = []
+        for path in state.paths():
+            fresh = [node for node in path.nodes[len(path.logits) :] if node < state.fed]
+            path.logits += [rows[node - first] for node in fresh]
+            if fresh and not path.complete:
+                growing.append(path)
+        if state.building:
+            self._open_branches(state)
+        if growing:
             self._draw(state, growing, role)
 
     def _draw(self, state: SequenceSpeculation, paths: List[Path], role: Role) -> None:
@@ -194,33 +266,37 @@ class Speculator:
         uniforms = [sequence.stream.uniforms(role, at, 1).item() for at in positions]
         logits = torch.stack([path.logits[-1] for path in paths])
         try:
-            tokens, q = draw(logits, params, uniforms, self.model.head_ids)
+            drawn = draw(logits, params, uniforms, self.model.head_ids, self._reweight)
         except NonFiniteLogitsError as error:
             raise NonFiniteLogitsError(
                 f"request {sequence.request.request_id}, output position {min(positions)}: "
                 f"draft {error}"
             ) from error
-        for i, (path, token) in enumerate(zip(paths, tokens, strict=True)):
-            state.extend(path, token)
-            if q is not None:
-                path.q.append(q[i])
+        for i, path in enumerate(paths):
+            state.extend(path, drawn.tokens[i])
+            path.confidences.append(drawn.confidences[i])
+            if drawn.q is not None:
+                path.q.append(drawn.q[i])
 
-    # How many guesses at each position.
+    def _reweight(self, q: torch.Tensor) -> torch.Tensor:
+        return reweight(q, self.options.saguaro_top, self.options.saguaro_c)
 
-    def _fan_out(self, state: SequenceSpeculation) -> FanOut:
-        options, lookahead = self.options, state.trunk.drafted
-        match options.fan_out:
-            case "uniform":
-                return uniform(options.budget, lookahead)
-            case "geometric":
-                return geometric(options.budget, lookahead, options.acceptance, options.exponent)
-            case "adaptive":
-                return self.adaptive.allocate(state.after, options.budget, lookahead)
+    # Learning from what the target decided.
 
     def _learn(self, state: SequenceSpeculation, outcome: Outcome) -> None:
-        if outcome.accepted < len(state.trunk.logits):
-            rank = self._rank(state, outcome)
-            self.adaptive.observe(state.after, outcome.accepted, state.trunk.drafted, rank)
+        trunk = state.trunk
+        if outcome.accepted >= len(trunk.logits) or len(trunk.confidences) < trunk.drafted:
+            return  # the trunk's end, or a fast backup, had not been fed when the outcome came
+        self.policy.observe(
+            Verdict(
+                after=state.after,
+                backup=state.backup,
+                confidences=tuple(trunk.confidences),
+                accepted=outcome.accepted,
+                rank=self._rank(state, outcome),
+                missed=state.cache.lookup(outcome) is None,
+            )
+        )
 
     def _rank(self, state: SequenceSpeculation, outcome: Outcome) -> int | None:
         """1-based place of t* among what would have been guessed at its position."""

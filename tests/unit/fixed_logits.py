@@ -304,12 +304,21 @@ class Pair:
             patch.setattr(
                 ssd, "read_config", lambda _: {"vocab_size": self.models.draft_spec.vocab}
             )
-            decoder = ssd.SaguaroDecoder.create(self.setup(SaguaroOptions(**options)))
+            decoder = ssd.SaguaroDecoder.create(self.setup(SaguaroOptions(**PLAIN | options)))
         try:
             yield decoder
         finally:
             decoder.close()
 
+
+# Nothing that follows the clock or the run's history, so that rounds can be worked out by hand.
+PLAIN = {
+    "lookahead": 4,
+    "budget": 8,
+    "fan_out": "geometric",
+    "fallback": "neural",
+    "return_short": False,
+}
 
 Log = dict[str, list[Round]]
 

@@ -257,7 +257,7 @@ def test_an_exception_in_the_worker_reaches_the_decoder():
 
 def sizes(decoder):
     """Everything on the draft's side that could grow."""
-    worker = decoder.draft.worker
+    worker = decoder.draft.process.worker
     (state,) = worker.sequences.values()
     return {
         "kv": worker.cache.bytes,

@@ -1,0 +1,61 @@
+"""Measuring what passes cost, so that lookahead and budget can be planned from the start."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+
+from impl.engine.channel import Channel
+from impl.engine.draft_process import DraftProcess
+from impl.engine.kv_cache import KVCache
+from impl.engine.token_batch import TokenBatch
+from impl.engine.transformer import Transformer
+from impl.ssd.budgeting import Costs, PassTimes
+from impl.ssd.messages import Exercise, Exercised, Rest
+
+TOKENS = (1, 3, 5, 7, 9)  # of a target pass, for each sequence
+ROWS = (1, 4, 8, 12, 16)  # of a draft pass, for each sequence
+CONTEXT = 64  # cells attended to; their content does not matter
+REPEATS = 3
+
+
+def measure_costs(
+    target: Transformer, cache: KVCache, draft: DraftProcess, batch_size: int
+) -> Costs:
+    """Times target passes alone and beside a working draft, and the draft's beside them."""
+    sizes = tuple(n * batch_size for n in TOKENS)
+    idle = _time_passes(target, cache, sizes)
+    draft.send(Exercise(tuple(n * batch_size for n in ROWS)))
+    loaded = _time_passes(target, cache, sizes)
+    draft.send(Rest())
+    exercised: Exercised = draft.receive()
+    return Costs(PassTimes.of(idle), PassTimes.of(loaded), PassTimes.of(exercised.seconds))
+
+
+def exercise(
+    model: Transformer, cache: KVCache, sizes: Sequence[int], channel: Channel
+) -> dict[int, float]:
+    """Runs passes of these sizes in turns until `Rest` arrives; median seconds of each."""
+    seconds: dict[int, list[float]] = {size: [] for size in sizes}
+    while not channel.poll() or not all(seconds.values()):
+        for size in sizes:
+            seconds[size].append(_time_pass(model, cache, size))
+    message = channel.receive()
+    if not isinstance(message, Rest):
+        raise TypeError(f"expected Rest, got {message!r}")
+    return {size: statistics.median(times) for size, times in seconds.items()}
+
+
+def _time_passes(model: Transformer, cache: KVCache, sizes: Sequence[int]) -> dict[int, float]:
+    times = {size: [_time_pass(model, cache, size) for _ in range(REPEATS)] for size in sizes}
+    return {size: statistics.median(seconds) for size, seconds in times.items()}
+
+
+def _time_pass(model: Transformer, cache: KVCache, tokens: int) -> float:
+    """Seconds of a pass over `tokens` tokens in slot 0, whose cells nobody needs yet."""
+    start = min(CONTEXT, cache.cells - tokens)
+    batch = TokenBatch.causal([(0, start, [0] * tokens)], model.device)
+    begin = time.perf_counter()
+    model.forward(batch, cache)
+    return time.perf_counter() - begin

@@ -1,0 +1,105 @@
+"""The decoder's side of the conversation with its draft process: what was asked, what came back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from collections.abc import Sequence as List
+from typing import NamedTuple
+
+from harness.decoder import Span, SpanKind
+from impl.engine.draft_process import DraftProcess
+from impl.engine.sampling import Verification
+from impl.engine.sequence import Sequence
+from impl.ssd.messages import Ask, Prefill, Prefilled, Release, Speculate, Speculation, Speculations
+from impl.ssd.speculation_cache import Outcome
+
+
+class Received(NamedTuple):
+    """The speculations of the live sequences, in their order, and where the time went."""
+
+    speculations: list[Speculation]
+    spans: list[Span]
+
+
+class DraftClient:
+    """Sequences may come and go while answers are on their way.
+
+    Attributes:
+        process: the draft process.
+        latest: its latest answer; None before the first.
+    """
+
+    def __init__(self, process: DraftProcess) -> None:
+        self.process = process
+        self.latest: Speculations | None = None
+        self._outstanding: set[str] = set()  # asked for, no answer read yet
+        self._answers: dict[str, Speculation] = {}  # read, not verified yet
+        self._spans: list[Span] = []
+
+    def begin_prefill(self, sequence: Sequence) -> None:
+        """Lets the draft cache the prompt, beside whatever the caller does next."""
+        self.process.send(Prefill(sequence.request, sequence.slot))
+
+    def end_prefill(self) -> None:
+        """Waits until the draft has done so."""
+        while not isinstance(message := self.process.receive(), Prefilled):
+            self._take(message)
+
+    def release(self, sequence: Sequence) -> None:
+        """Forgets a sequence, whatever it still waits for."""
+        request_id = sequence.request.request_id
+        self._answers.pop(request_id, None)
+        self._outstanding.discard(request_id)
+        self.process.send(Release(request_id))
+
+    def report(self, sequences: List[Sequence], outcomes: List[Verification]) -> None:
+        """Sends the outcomes of the sequences that go on."""
+        self._ask(
+            Ask(sequence.request.request_id, Outcome(outcome.accepted, outcome.token))
+            for sequence, outcome in zip(sequences, outcomes, strict=True)
+            if sequence.finish is None
+        )
+
+    def receive(self, live: List[Sequence]) -> Received:
+        """Waits until every live sequence has its speculation; asks for the new ones' first."""
+        start_ns = time.perf_counter_ns()
+        names = [sequence.request.request_id for sequence in live]
+        known = self._outstanding | self._answers.keys()
+        self._ask(Ask(name, None) for name in names if name not in known)
+        while not self._answers.keys() >= set(names):
+            self._take(self.process.receive())
+        spans = _split_wait(self._spans, start_ns, time.perf_counter_ns())
+        self._spans = []
+        return Received([self._answers.pop(name) for name in names], spans)
+
+    def close(self) -> None:
+        """Ends the draft process."""
+        self.process.close()
+
+    def _ask(self, asks: Iterable[Ask]) -> None:
+        if asked := tuple(asks):
+            self.process.send(Speculate(asked))
+            self._outstanding.update(ask.request_id for ask in asked)
+
+    def _take(self, message: Speculations) -> None:
+        """Keeps the answers of sequences that still wait for them."""
+        for item in message.items:
+            if item.request_id in self._outstanding:
+                self._outstanding.remove(item.request_id)
+                self._answers[item.request_id] = item
+        self._spans += message.spans
+        self.latest = message
+
+
+def _split_wait(reported: List[Span], start_ns: int, end_ns: int) -> list[Span]:
+    """The target's idle time [start, end], told apart by whether the draft drafted just in time."""
+    spans = [span for span in reported if span.kind is SpanKind.SPECULATE]
+    cursor = start_ns
+    for span in reported:
+        if span.kind is SpanKind.DRAFT and span.end_ns > cursor:
+            first = max(span.start_ns, cursor)
+            spans.append(Span(SpanKind.WAIT, cursor, first))
+            spans.append(Span(SpanKind.DRAFT, first, span.end_ns))
+            cursor = span.end_ns
+    return [*spans, Span(SpanKind.WAIT, cursor, end_ns)]
