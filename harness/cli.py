@@ -17,6 +17,7 @@ from harness.commands.pairs import pairs
 from harness.commands.report import report
 from harness.commands.run import run
 from harness.commands.show import show
+from harness.commands.verify import verify
 from harness.errors import HarnessError
 from harness.messages import first_line
 
@@ -54,7 +55,7 @@ def cli(debug: bool) -> None:
     """Benchmarks speculative decoding: every method, the same machine, the same clock."""
 
 
-for command in (run, show, report, methods, pairs, datasets, env):
+for command in (run, verify, show, report, methods, pairs, datasets, env):
     cli.add_command(command)
 
 

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+if TYPE_CHECKING:
+    from harness.config import RunConfig
+
+Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def comma_list(value: str) -> tuple[str, ...]:
@@ -22,48 +28,59 @@ PATH = click.Path(path_type=Path)
 CORES = ("target_cores", "draft_cores")
 
 
-@click.command()
-@click.option("--config", type=PATH, help="Run file (YAML); the options below win over it.")
-@click.option("--methods", type=comma_list, help="Decoding methods, e.g. ar,sd,ssd.")
-@click.option("--set", "settings", multiple=True, metavar="METHOD.KEY=VALUE", help="Method option.")
-@click.option("--pair", help="Target/draft pair by name (see harness pairs list).")
-@click.option("--target", help="Target weights instead of a pair: folder, GGUF file or hub id.")
-@click.option("--draft", help="Draft weights, with --target.")
-@click.option("--dtype", help="Of weights and computation; the pair's own by default.")
-@click.option("--draft-vocab", type=int, help="Tokens of the draft's output head; 0 keeps all.")
-@click.option("--draft-int8/--no-draft-int8", default=None, help="Quantise the draft's layers.")
-@click.option("--datasets", type=comma_list, help="Prompt sets (see harness datasets list).")
-@click.option("--prompts", type=int, help="Prompts of each dataset; all by default.")
-@click.option("--max-new-tokens", type=int, help="Most tokens emitted for a prompt.")
-@click.option("--temperatures", type=comma_list, help="e.g. 0,1; 0 is greedy.")
-@click.option("--top-k", type=int, help="Keep the k most likely tokens; 0 is off.")
-@click.option("--top-p", type=float, help="Keep the most likely tokens up to this mass; 1 is off.")
-@click.option("--batch-sizes", type=comma_list, help="Sequences decoded together, e.g. 1,4.")
-@click.option("--repeats", type=int, help="How often every cell decodes every prompt.")
-@click.option("--seed", type=int, help="Of sampling and of the order of cells.")
-@click.option("--max-context", type=int, help="Most tokens of prompt and output together.")
-@click.option("--block-size", type=int, help="Prompts measured before the next cell's turn.")
-@click.option("--target-cores", type=comma_list, help="Cores of the target, e.g. 0.")
-@click.option("--draft-cores", type=comma_list, help="Cores of the draft worker, e.g. 1.")
-@click.option(
-    "--deterministic/--no-deterministic", default=None, help="No choice follows the clock."
-)
-@click.option(
-    "--verify/--no-verify", default=None, help="Certify that no method changes the distribution."
-)
-@click.option("--control/--no-control", default=None, help="Measure the baseline twice (A/A).")
-@click.option("--warmup-steps", type=int, help="Most unmeasured steps before the first item.")
-@click.option("--raw/--no-raw", default=None, help="Prompts without the chat template.")
-@click.option("--system", help="System prompt of the chat template.")
-@click.option("--data-dir", type=PATH, envvar="HARNESS_DATA_DIR", help="Mirror of JSONL prompts.")
-@click.option("--cache-dir", type=PATH, envvar="HARNESS_CACHE_DIR", help="Where weights are kept.")
-@click.option("--out", type=PATH, help="Run directory; runs/TIME by default.")
-def run(config: Path | None, settings: tuple[str, ...], out: Path | None, **given: Any) -> int:
-    """Measure methods on prompts and store the run."""
-    from harness.commands.show import print_run
+RUN_OPTIONS = (
+    click.option("--config", type=PATH, help="Run file (YAML); the options below win over it."),
+    click.option("--methods", type=comma_list, help="Decoding methods, e.g. ar,sd,ssd."),
+    click.option(
+        "--set", "settings", multiple=True, metavar="METHOD.KEY=VALUE", help="Method option."
+    ),
+    click.option("--pair", help="Target/draft pair by name (see harness pairs list)."),
+    click.option("--target", help="Target weights instead of a pair: folder, GGUF file or hub id."),
+    click.option("--draft", help="Draft weights, with --target."),
+    click.option("--dtype", help="Of weights and computation; the pair's own by default."),
+    click.option("--draft-vocab", type=int, help="Tokens of the draft's output head; 0 keeps all."),
+    click.option("--draft-int8/--no-draft-int8", default=None, help="Quantise the draft's layers."),
+    click.option("--datasets", type=comma_list, help="Prompt sets (see harness datasets list)."),
+    click.option("--prompts", type=int, help="Prompts of each dataset; all by default."),
+    click.option("--max-new-tokens", type=int, help="Most tokens emitted for a prompt."),
+    click.option("--temperatures", type=comma_list, help="e.g. 0,1; 0 is greedy."),
+    click.option("--top-k", type=int, help="Keep the k most likely tokens; 0 is off."),
+    click.option(
+        "--top-p", type=float, help="Keep the most likely tokens up to this mass; 1 is off."
+    ),
+    click.option("--batch-sizes", type=comma_list, help="Sequences decoded together, e.g. 1,4."),
+    click.option("--repeats", type=int, help="How often every cell decodes every prompt."),
+    click.option("--seed", type=int, help="Of sampling and of the order of cells."),
+    click.option("--max-context", type=int, help="Most tokens of prompt and output together."),
+    click.option("--block-size", type=int, help="Prompts measured before the next cell's turn."),
+    click.option("--target-cores", type=comma_list, help="Cores of the target, e.g. 0."),
+    click.option("--draft-cores", type=comma_list, help="Cores of the draft worker, e.g. 1."),
+    click.option(
+        "--deterministic/--no-deterministic", default=None, help="No choice follows the clock."
+    ),
+    click.option("--control/--no-control", default=None, help="Measure the baseline twice (A/A)."),
+    click.option("--warmup-steps", type=int, help="Most unmeasured steps before the first item."),
+    click.option("--raw/--no-raw", default=None, help="Prompts without the chat template."),
+    click.option("--system", help="System prompt of the chat template."),
+    click.option(
+        "--data-dir", type=PATH, envvar="HARNESS_DATA_DIR", help="Mirror of JSONL prompts."
+    ),
+    click.option(
+        "--cache-dir", type=PATH, envvar="HARNESS_CACHE_DIR", help="Where weights are kept."
+    ),
+)  # what is decoded and how: `harness run` and `harness verify` take them alike
+
+
+def run_options(command: Command) -> Command:
+    """Adds the options that say what is decoded and how."""
+    for option in reversed(RUN_OPTIONS):
+        command = option(command)
+    return command
+
+
+def run_config(config: Path | None, settings: tuple[str, ...], given: dict[str, Any]) -> RunConfig:
+    """The run file with the options that were given laid over it."""
     from harness.config import load, parse_settings
-    from harness.progress import progress
-    from harness.runner import run as run_config
 
     overrides = {key: value for key, value in given.items() if value is not None}
     cores = {key: overrides.pop(key) for key in CORES if key in overrides}
@@ -71,8 +88,23 @@ def run(config: Path | None, settings: tuple[str, ...], out: Path | None, **give
         overrides["placement"] = cores
     if settings:
         overrides["options"] = parse_settings(settings)
-    bar = progress(sys.stderr)
-    summary = run_config(load(config, overrides), out or default_out(), bar)
+    return load(config, overrides)
+
+
+@click.command()
+@run_options
+@click.option(
+    "--verify/--no-verify", default=None, help="Certify that no method changes the distribution."
+)
+@click.option("--out", type=PATH, help="Run directory; runs/TIME by default.")
+def run(config: Path | None, settings: tuple[str, ...], out: Path | None, **given: Any) -> int:
+    """Measure methods on prompts and store the run."""
+    from harness.commands.show import print_run
+    from harness.progress import progress
+    from harness.runner import run as measure
+
+    resolved = run_config(config, settings, given)
+    summary = measure(resolved, out or default_out(), progress(sys.stderr))
     print_run(summary.directory)
     for failure in summary.failures:
         click.echo(f"failed: {failure.item}: {failure.error}: {failure.message}", err=True)
