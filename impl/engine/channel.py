@@ -48,7 +48,7 @@ class Channel:
             raise PeerGoneError
         try:
             return self._connection.recv()
-        except (EOFError, ConnectionResetError) as error:
+        except (EOFError, OSError) as error:  # OSError: it died in the middle of a message
             raise PeerGoneError from error
 
     def close(self) -> None:

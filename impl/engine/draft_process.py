@@ -95,8 +95,9 @@ class DraftProcess:
         """Raises `DraftProcessError` when the child is gone."""
         try:
             self._channel.send(message)
-        except PeerGoneError as error:
-            raise self._died() from error
+        except PeerGoneError:
+            while True:  # whatever it sent before it went; its `Failure`, or else the end, raises
+                self.receive()
 
     def receive(self, timeout_s: float = REPLY_TIMEOUT_S) -> Any:
         """The child's next message. Raises `DraftProcessError` when it failed, died or hangs."""
