@@ -101,7 +101,7 @@ def _ids(drafter: SmallDrafter) -> Tensor | None:
 # Drafts: every token that can be drawn, at every position.
 
 
-class _Drawn(NamedTuple):
+class _Proposed(NamedTuple):
     """A token that can be drafted next, its q row (None: a point mass) and its probability."""
 
     token: int
@@ -111,7 +111,7 @@ class _Drawn(NamedTuple):
 
 def _drafts(case: Case, state: _State) -> Iterator[tuple[Draft, float]]:
     """Every draft that can occur, with its probability."""
-    paths: list[list[_Drawn]] = [[]]
+    paths: list[list[_Proposed]] = [[]]
     for i in range(case.lookahead):
         paths = [[*path, drawn] for path in paths for drawn in _draws(case, state, path, i)]
     for path in paths:
@@ -121,20 +121,20 @@ def _drafts(case: Case, state: _State) -> Iterator[tuple[Draft, float]]:
         yield draft, float(np.prod([drawn.weight for drawn in path]))
 
 
-def _draws(case: Case, state: _State, path: Sequence[_Drawn], index: int) -> list[_Drawn]:
+def _draws(case: Case, state: _State, path: Sequence[_Proposed], index: int) -> list[_Proposed]:
     """What can be drafted at `index`, behind the tokens of `path`."""
     drafter, ids = state.drafter, _ids(state.drafter)
     text = (*state.text, *(drawn.token for drawn in path))
     logits = torch.tensor(drafter.model.logits(text))[None]
     if drafter.drawn is not None and index >= drafter.drawn:
         column = int(logits.argmax())
-        return [_Drawn(column if ids is None else int(ids[column]), None, 1.0)]
+        return [_Proposed(column if ids is None else int(ids[column]), None, 1.0)]
     draw = drafter.draw or engine_drafter.draw
-    q = draw(logits, case.params, [_UNUSED], ids)[1]
+    q = draw(logits, case.params, [_UNUSED], ids).q
     row = None if q is None else q[0]
     edges = [] if row is None else _cumulative(row.numpy())
-    pieces = _pieces(lambda u: draw(logits, case.params, [u], ids)[0][0], edges)
-    return [_Drawn(token, row, length) for token, _, length in pieces]
+    pieces = _pieces(lambda u: draw(logits, case.params, [u], ids).tokens[0], edges)
+    return [_Proposed(token, row, length) for token, _, length in pieces]
 
 
 # Verification: every number of accepted tokens, every token emitted behind them.

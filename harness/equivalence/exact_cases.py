@@ -19,12 +19,14 @@ from harness.decoder import SamplingParams
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from impl.engine.drafter import Drawn
+
 Tokens = tuple[int, ...]
 Row = NDArray[np.float64]
 
 
 class Draw(Protocol):
-    """`impl.engine.drafter.draw`: a token from each row of logits, and the q it came from."""
+    """`impl.engine.drafter.draw`, or a broken one."""
 
     def __call__(
         self,
@@ -32,7 +34,7 @@ class Draw(Protocol):
         params: SamplingParams,
         uniforms: Sequence[float],
         head_ids: Tensor | None,
-    ) -> tuple[list[int], Tensor | None]: ...
+    ) -> Drawn: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +117,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Reweighted:
-    """Draws as `impl.engine.drafter.draw` does, from q after Saguaro's reweighting.
-
-    Attributes:
-        top: F, how many of the likeliest tokens are lowered.
-        c: C, by how much.
-    """
+    """Saguaro sampling: draws from q with its `top` likeliest tokens multiplied by `c`."""
 
     top: int
     c: float
@@ -131,19 +128,12 @@ class Reweighted:
         params: SamplingParams,
         uniforms: Sequence[float],
         head_ids: Tensor | None,
-    ) -> tuple[list[int], Tensor | None]:
+    ) -> Drawn:
         """See `Draw`."""
-        import torch
-
-        from impl.engine import drafter, sampling
+        from impl.engine.drafter import draw
         from impl.ssd.saguaro_sampling import reweight
 
-        if params.temperature == 0:
-            return drafter.draw(logits, params, uniforms, head_ids)
-        q = reweight(sampling.probabilities(logits, params), self.top, self.c)
-        columns = sampling.sample(q, torch.tensor(uniforms, dtype=torch.float64))
-        tokens = columns if head_ids is None else head_ids[columns]
-        return tokens.tolist(), q
+        return draw(logits, params, uniforms, head_ids, lambda q: reweight(q, self.top, self.c))
 
 
 TARGET = SmallModel(3, seed=1)

@@ -187,23 +187,23 @@ def test_an_impossible_token_is_seen_at_a_single_uniform():
 
 
 def without_temperature(logits, params, uniforms, head_ids):
-    tokens, _ = draw(logits, params, uniforms, head_ids)
-    return tokens, probabilities(logits, SamplingParams(1.0))
+    drawn = draw(logits, params, uniforms, head_ids)
+    return drawn._replace(q=probabilities(logits, SamplingParams(1.0)))
 
 
 def before_truncation(logits, params, uniforms, head_ids):
-    tokens, _ = draw(logits, params, uniforms, head_ids)
-    return tokens, probabilities(logits, SamplingParams(params.temperature))
+    drawn = draw(logits, params, uniforms, head_ids)
+    return drawn._replace(q=probabilities(logits, SamplingParams(params.temperature)))
 
 
 def before_reweighting(logits, params, uniforms, head_ids):
-    tokens, _ = Reweighted(1, 0.5)(logits, params, uniforms, head_ids)
-    return tokens, probabilities(logits, params)
+    drawn = Reweighted(1, 0.5)(logits, params, uniforms, head_ids)
+    return drawn._replace(q=probabilities(logits, params))
 
 
 def after_reweighting_only(logits, params, uniforms, head_ids):
-    tokens, q = draw(logits, params, uniforms, head_ids)
-    return tokens, reweight(q, 1, 0.5)
+    drawn = draw(logits, params, uniforms, head_ids)
+    return drawn._replace(q=reweight(drawn.q, 1, 0.5))
 
 
 DRAWS = {
