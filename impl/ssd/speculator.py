@@ -268,9 +268,10 @@ class Speculator:
         try:
             drawn = draw(logits, params, uniforms, self.model.head_ids, self._reweight)
         except NonFiniteLogitsError as error:
+            sound = logits.amax(-1).isfinite().tolist()  # NaN counts as largest
+            at = min(p for p, good in zip(positions, sound, strict=True) if not good)
             raise NonFiniteLogitsError(
-                f"request {sequence.request.request_id}, output position {min(positions)}: "
-                f"draft {error}"
+                f"request {sequence.request.request_id}, output position {at}: draft {error}"
             ) from error
         for i, path in enumerate(paths):
             state.extend(path, drawn.tokens[i])
