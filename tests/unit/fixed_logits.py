@@ -301,9 +301,8 @@ class Pair:
         local = type("LocalDraft", (LocalDraft,), {"passes": passes})
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(ssd, "DraftProcess", local)
-            patch.setattr(
-                ssd, "read_config", lambda _: {"vocab_size": self.models.draft_spec.vocab}
-            )
+            if isinstance(spec := self.models.draft_spec, FixedLogitSpec):
+                patch.setattr(ssd, "read_config", lambda _: {"vocab_size": spec.vocab})
             decoder = ssd.SaguaroDecoder.create(self.setup(SaguaroOptions(**PLAIN | options)))
         try:
             yield decoder
