@@ -28,6 +28,11 @@ if TYPE_CHECKING:
     default="engine",
     help="What outputs are scored with.",
 )
+@click.option(
+    "--against",
+    type=PATH,
+    help="Score nothing: compare n-grams with the ar outputs of this other run (for endpoints).",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, for scripts.")
 def verify(
     run: Path | None,
@@ -36,6 +41,7 @@ def verify(
     tokens: int | None,
     out: Path | None,
     reference: Any,
+    against: Path | None,
     as_json: bool,
     **given: Any,
 ) -> int:
@@ -60,11 +66,32 @@ def verify(
         certificate = summary.certificate if reference == "engine" else None
     else:
         _refuse_options(config, settings, tokens, out, given)
+    if against is not None:
+        return _compare(run, against)
     if certificate is None:
         places = {name: given[name] for name in ("cache_dir", "data_dir")}
         certificate = runner.verify(run, bar, reference=reference, **places)
     click.echo(to_json(asdict(certificate)) if as_json else describe(certificate))
     return 0 if certificate.passed else 1
+
+
+def _compare(run: Path, against: Path) -> int:
+    """Prints the two-sample tests of every group."""
+    from harness.equivalence.certificate import ALPHA
+    from harness.equivalence.two_sample import compare_runs
+    from harness.store import read_run
+
+    failed = False
+    for group, tests in compare_runs(read_run(run), read_run(against)).items():
+        worst = min(tests, key=lambda test: test.adjusted)
+        differs = worst.adjusted <= ALPHA
+        failed |= differs
+        click.echo(
+            f"{'fail' if differs else 'pass'}  {group.method}, temperature {group.temperature:g}, "
+            f"batch size {group.batch_size}: {worst.n} outputs, {worst.test} p "
+            f"{worst.p_value:.2g}, {worst.adjusted:.2g} corrected"
+        )
+    return int(failed)
 
 
 def describe(certificate: Certificate) -> str:
