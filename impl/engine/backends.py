@@ -11,6 +11,8 @@ from impl.engine.kv_cache import KVCache
 from impl.engine.operators import Linear, Norm, Operators, TorchOperators
 from impl.engine.token_batch import TokenBatch
 
+HEAD_DIM_STEP = 32  # elements that one step of the attention kernel takes
+
 
 class KernelLinear:
     """A layer of the fused kernels, called as the transformer calls it."""
@@ -59,15 +61,18 @@ class KernelOperators:
         return self._kernels.attention(qkv, rope, batch, cache, layer)
 
 
-def choose_operators(dtype: torch.dtype, *, int8: bool, kernel_dir: Path | None) -> Operators:
+def choose_operators(
+    dtype: torch.dtype, head_dim: int, *, int8: bool, kernel_dir: Path | None
+) -> Operators:
     """The fastest operators that this machine can run.
 
     Args:
         dtype: of the model; the fused kernels are for bfloat16.
+        head_dim: of the model; the fused kernels take multiples of HEAD_DIM_STEP.
         int8: whether weights may be quantised (a draft's; the kernels' option).
         kernel_dir: where compiled kernels are kept; None keeps to PyTorch.
     """
-    if dtype == torch.bfloat16 and kernel_dir is not None:
+    if dtype == torch.bfloat16 and kernel_dir is not None and head_dim % HEAD_DIM_STEP == 0:
         kernels = CpuKernels.load(kernel_dir, torch.get_num_threads())
         if kernels is not None:
             return KernelOperators(kernels, int8=int8)

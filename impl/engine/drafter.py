@@ -12,11 +12,22 @@ import torch
 from harness.decoder import SamplingParams
 from harness.errors import NonFiniteLogitsError
 from impl.engine import sampling
-from impl.engine.randomness import Role
+from impl.engine.randomness import RandomStream, Role
 from impl.engine.sampling import Draft
 from impl.engine.sequence import Sequence
 from impl.engine.token_batch import TokenBatch
 from impl.engine.transformer import Transformer
+
+
+def draft_uniform(stream: RandomStream, start: int, index: int) -> float:
+    """The number that draws a speculation's token `index` (from 0).
+
+    A speculation has a stream of its own, named by the output position of its first token. So
+    tokens drafted for one round say nothing about those drafted for a later one, and what to
+    speculate ahead may be decided by any token of the draft under verification without bias. It
+    also makes a speculation the same whether it was drafted ahead or just in time.
+    """
+    return float(stream.uniforms(Role.DRAFT, start, index + 1)[index])
 
 
 class Drawn(NamedTuple):
@@ -117,15 +128,14 @@ class Drafter:
 
     def _draw(self, proposal: _Proposal, logits: torch.Tensor) -> None:
         sequence = proposal.sequence
-        position = sequence.output_length + len(proposal.tokens)
-        uniforms = sequence.stream.uniforms(Role.DRAFT, position, 1)
-        params = sequence.request.sampling
+        index, params = len(proposal.tokens), sequence.request.sampling
+        uniform = draft_uniform(sequence.stream, sequence.output_length, index)
         try:
-            drawn = draw(logits, params, uniforms.tolist(), self.model.head_ids)
+            drawn = draw(logits, params, [uniform], self.model.head_ids)
         except NonFiniteLogitsError as error:
             name = sequence.request.request_id
             raise NonFiniteLogitsError(
-                f"request {name}, output position {position}: draft {error}"
+                f"request {name}, output position {sequence.output_length + index}: draft {error}"
             ) from error
         proposal.tokens += drawn.tokens
         proposal.feed = drawn.tokens

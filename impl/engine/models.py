@@ -9,6 +9,7 @@ import torch
 
 from harness.decoder import DecoderSetup
 from harness.errors import ModelError
+from impl.engine.architecture import TransformerConfig
 from impl.engine.backends import choose_operators
 from impl.engine.loader import load_transformer, read_config
 from impl.engine.transformer import Transformer
@@ -38,7 +39,8 @@ class ModelSpec:
     def load(self) -> Transformer:
         """Reads and packs the weights."""
         dtype = getattr(torch, self.dtype)
-        operators = choose_operators(dtype, int8=self.int8, kernel_dir=self.kernel_dir)
+        head_dim = TransformerConfig.from_hf(read_config(self.folder)).head_dim
+        operators = choose_operators(dtype, head_dim, int8=self.int8, kernel_dir=self.kernel_dir)
         return load_transformer(
             self.folder, dtype=dtype, head_ids=self.head_ids(), operators=operators
         )

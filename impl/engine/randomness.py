@@ -18,8 +18,7 @@ class Role(IntEnum):
     """Who draws."""
 
     VERIFY = 0  # the target: acceptance, residual and bonus token
-    DRAFT = 1  # the draft model on its ordinary path
-    BACKUP = 2  # whoever drafts after a cache miss
+    DRAFT = 1  # the draft model
 
 
 class RandomStream:

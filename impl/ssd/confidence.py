@@ -18,7 +18,7 @@ MAX_RANK = 32
 
 
 class AcceptanceByConfidence:
-    """P(accept | the draft's probability of the token): a Beta mean a bin, at first as confident."""
+    """P(accept | the draft's probability of the token): a Beta mean a bin, first as confident."""
 
     def __init__(self) -> None:
         self._accepted = [PRIOR_STRENGTH * (i + 0.5) / BINS for i in range(BINS)]

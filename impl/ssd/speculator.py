@@ -21,9 +21,8 @@ from harness.decoder import CacheOutcome, Span, SpanKind
 from harness.errors import NonFiniteLogitsError
 from impl.engine.channel import Channel
 from impl.engine.draft_process import Close
-from impl.engine.drafter import draw
+from impl.engine.drafter import draft_uniform, draw
 from impl.engine.models import ModelSpec
-from impl.engine.randomness import Role
 from impl.engine.sequence import Sequence
 from impl.engine.token_batch import Segment, TokenBatch
 from impl.ssd.calibration import exercise
@@ -119,6 +118,10 @@ class Speculator:
         if self.answered_ns:
             self.policy.observe_verification((start_ns - self.answered_ns) / 1e9)
         states = [self.sequences[ask.request_id] for ask in asked]
+        if unfed := [
+            state for state in states if state.backup == "fast" and not state.trunk.logits
+        ]:
+            self._pass(unfed)  # or what a fast backup proposed would pile up
         guessed = [len(state.cache) for state in states]
         for state, ask in zip(states, asked, strict=True):
             if ask.outcome is not None:
@@ -150,7 +153,7 @@ class Speculator:
         start = time.perf_counter()
         while growing := [state for state in states if self._wants_more(state.trunk)]:
             begin = time.perf_counter()
-            self._pass(growing, Role.BACKUP)
+            self._pass(growing)
             self.pass_s = time.perf_counter() - begin
         if any(state.backup == "neural" for state in missed):
             self.policy.observe_backup(time.perf_counter() - start)
@@ -182,7 +185,8 @@ class Speculator:
     def _begin_caches(self, asked: List[Ask]) -> None:
         for ask in asked:
             state = self.sequences[ask.request_id]
-            if self.policy.budget and state.sequence.draft_limit(1):  # else no round follows
+            ahead = self.policy.budget or state.backup == "fast"  # whose tokens are still to feed
+            if ahead and state.sequence.draft_limit(1):  # else no round follows
                 state.building = True
                 self._open_branches(state)
 
@@ -224,12 +228,12 @@ class Speculator:
 
     def _speculate(self, states: List[SequenceSpeculation]) -> None:
         start_ns = time.perf_counter_ns()
-        self._pass(states, Role.DRAFT)
+        self._pass(states)
         self.speculating.append(Span(SpanKind.SPECULATE, start_ns, time.perf_counter_ns()))
 
     # One forward pass over everything not fed yet.
 
-    def _pass(self, states: List[SequenceSpeculation], role: Role) -> None:
+    def _pass(self, states: List[SequenceSpeculation]) -> None:
         """Feeds every new node of these sequences; each incomplete path draws its next token."""
         tokens: list[int] = []
         positions: list[int] = []
@@ -244,9 +248,9 @@ class Speculator:
         logits = self.model.forward(batch, self.cache)
         counts = [segment.count for segment in segments]
         for state, rows in zip(states, torch.split(logits, counts), strict=True):
-            self._grow(state, rows, role)
+            self._grow(state, rows)
 
-    def _grow(self, state: SequenceSpeculation, rows: torch.Tensor, role: Role) -> None:
+    def _grow(self, state: SequenceSpeculation, rows: torch.Tensor) -> None:
         """Hands each path the logits [new nodes, Vd] of its new tokens; draws what is wanted."""
         first, state.fed = state.fed, len(state.tree)
         growing = []
@@ -258,18 +262,25 @@ class Speculator:
         if state.building:
             self._open_branches(state)
         if growing:
-            self._draw(state, growing, role)
+            self._draw(state, growing)
 
-    def _draw(self, state: SequenceSpeculation, paths: List[Path], role: Role) -> None:
+    def _draw(self, state: SequenceSpeculation, paths: List[Path]) -> None:
         sequence, params = state.sequence, state.sequence.request.sampling
-        positions = [sequence.output_length + path.ahead + path.drafted for path in paths]
-        uniforms = [sequence.stream.uniforms(role, at, 1).item() for at in positions]
+        starts = [sequence.output_length + path.ahead for path in paths]
+        uniforms = [
+            draft_uniform(sequence.stream, start, path.drafted)
+            for start, path in zip(starts, paths, strict=True)
+        ]
         logits = torch.stack([path.logits[-1] for path in paths])
         try:
             drawn = draw(logits, params, uniforms, self.model.head_ids, self._reweight)
         except NonFiniteLogitsError as error:
             sound = logits.amax(-1).isfinite().tolist()  # NaN counts as largest
-            at = min(p for p, good in zip(positions, sound, strict=True) if not good)
+            at = min(
+                start + path.drafted
+                for start, path, good in zip(starts, paths, sound, strict=True)
+                if not good
+            )
             raise NonFiniteLogitsError(
                 f"request {sequence.request.request_id}, output position {at}: draft {error}"
             ) from error

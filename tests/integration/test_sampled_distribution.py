@@ -20,11 +20,11 @@ from fixed_logits import FixedLogitSpec, Markov, Pair, decode, emitted
 from scipy.stats import chi2
 
 from harness.decoder import CacheOutcome, Request, SamplingParams
+from impl.engine import drafter
 from impl.engine.models import Models
 from impl.engine.randomness import Role
 from impl.engine.sampling import Draft
 from impl.ssd import decoder as ssd
-from impl.ssd import speculator
 
 FALSE_ALARM = 1e-4
 P = (0.45, 0.33, 0.22)
@@ -130,6 +130,6 @@ def test_a_planted_bug_is_seen_where_it_is(monkeypatch, bug, stratum):
 
 
 def test_draws_shared_with_the_verifier_are_seen(monkeypatch):
-    monkeypatch.setattr(speculator, "Role", SimpleNamespace(DRAFT=Role.VERIFY, BACKUP=Role.VERIFY))
+    monkeypatch.setattr(drafter, "Role", SimpleNamespace(DRAFT=Role.VERIFY))
     counts = ssd_windows()
     assert min(p_value(counts[outcome], P) for outcome in CacheOutcome) < FALSE_ALARM / 2

@@ -41,7 +41,7 @@ def test_values_are_the_published_philox_function():
     ("other", "role", "position"),
     [
         (RandomStream(0, "a"), Role.DRAFT, 0),
-        (RandomStream(0, "a"), Role.BACKUP, 0),
+        (RandomStream(0, "b"), Role.DRAFT, 0),
         (RandomStream(0, "a"), Role.VERIFY, 1),
         (RandomStream(0, "b"), Role.VERIFY, 0),
         (RandomStream(1, "a"), Role.VERIFY, 0),
