@@ -25,8 +25,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 reproduce: $(INSTALLED)  ## fetch the default pair, run AR, SD and SSD, write the report
 	$(BIN)/harness pairs pull qwen2.5-coder
 	@run="$(CURDIR)/runs/reproduce-$$(date -u +%Y%m%dT%H%M%SZ)" && \
-	$(BIN)/harness run --config configs/reproduce.yaml --out "$$run" && \
-	$(BIN)/harness report "$$run"
+	$(BIN)/harness run --config configs/reproduce.yaml --out "$$run"; status=$$?; \
+	test ! -e "$$run/manifest.json" || $(BIN)/harness report "$$run"; exit $$status
 
 test: $(INSTALLED)  ## run the tests, with coverage
 	$(BIN)/harness pairs pull smollm2-135m

@@ -62,8 +62,11 @@ class RunSummary:
 
     @property
     def exit_code(self) -> int:
-        """0 when every cell was measured, 1 when one failed, 130 after an interrupt."""
-        return {"finished": 0, "interrupted": INTERRUPTED}.get(self.status, 1)
+        """0 when every cell was measured and no greedy output is wrong, 130 after an interrupt."""
+        if self.status == "interrupted":
+            return INTERRUPTED
+        wrong = self.greedy is not None and any(not d.tie for d in self.greedy.divergences)
+        return 1 if wrong or self.status == "failed" else 0
 
 
 def run(config: RunConfig, out: Path, progress: Progress) -> RunSummary:
