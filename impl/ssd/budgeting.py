@@ -64,6 +64,11 @@ class Costs:
     verify_loaded: PassTimes
     draft: PassTimes
 
+    def verify_beside(self, build_s: float, tokens: int) -> float:
+        """Seconds of a target pass that a build of `build_s` seconds slows down while it lasts."""
+        idle, loaded = self.verify_idle.at(tokens), self.verify_loaded.at(tokens)
+        return idle + (loaded - idle) * min(1.0, build_s / loaded)
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -106,9 +111,8 @@ def _speed(
     budget: int,
 ) -> float:
     """Predicted tokens per second of one sequence."""
-    verify = costs.verify_loaded if budget else costs.verify_idle
-    verify_s = verify.at((lookahead + 1) * batch_size)
     build_s = (lookahead + 1) * costs.draft.at(budget * batch_size) if budget else 0.0
+    verify_s = costs.verify_beside(build_s, (lookahead + 1) * batch_size)
     rates = [
         hit_rate(e.acceptance, e.exponent, geometric(budget, lookahead, e.acceptance, e.exponent))
         for e in (after_hit, after_miss)

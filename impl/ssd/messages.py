@@ -88,7 +88,7 @@ class Rest(NamedTuple):
 
 
 class Exercised(NamedTuple):
-    """Draft: median seconds of a pass by its number of tokens."""
+    """Draft: quickest seconds of a pass by its number of tokens."""
 
     seconds: dict[int, float]
 
