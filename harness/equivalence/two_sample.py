@@ -127,10 +127,11 @@ def _permutation_test(
 
     observed = float(statistics(np.concatenate(signs)[:, None])[0])
     rng = np.random.default_rng(seed)
+    least = observed * (1 - 1e-9) - 1e-12  # equal but for rounding counts as at least as large
     above = 0
     for first in range(0, permutations, _AT_ONCE):
         wanted = min(_AT_ONCE, permutations - first)
         shuffled = [rng.permuted(np.tile(own[:, None], wanted), axis=0) for own in signs]
-        above += int((statistics(np.concatenate(shuffled)) >= observed * (1 - 1e-9)).sum())
+        above += int((statistics(np.concatenate(shuffled)) >= least).sum())
     p_value = (1 + above) / (1 + permutations)
     return TestOutcome(f"{size}-grams", "all", counts.shape[0], observed, p_value)
