@@ -13,6 +13,7 @@ from harness.checks import run_checks, verified
 from harness.equivalence.content import count_content
 from harness.metrics import CellData, cell_metrics, speedup, split_cells
 from harness.plan import BASELINE, Cell
+from harness.prediction import predict_cell
 
 if TYPE_CHECKING:
     from harness.store import RunData
@@ -44,6 +45,7 @@ def _cell(
 ) -> dict[str, Any]:
     cell = data.cell
     devices = manifest.get("decoders", {}).get(cell.id, {}).get("devices")
+    prediction = predict_cell(data.rounds)
     baselines = [by_cell[other] for other in _baselines(cell) if other in by_cell]
     return {
         "method": cell.method,
@@ -53,6 +55,7 @@ def _cell(
         "batch_size": cell.batch_size,
         "verified": verified(manifest, cell),
         **asdict(cell_metrics(data, devices)),
+        "prediction": asdict(prediction) if prediction else None,
         "speedup": _speedups(data, baselines),
         "categories": _categories(data, baselines),
     }
