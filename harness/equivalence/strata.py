@@ -2,12 +2,15 @@
 
 A stratum must be known before its token is drawn, or exact decoding would fail in it. What is known
 when token j of a round is about to be drawn: everything that happened in earlier rounds; whether
-this round's speculation was a hit, since that follows from tokens already emitted; how many tokens
-were drafted; and that tokens 0 .. j-1 of this round are out. That position j is reached at all does
-depend on earlier acceptances, which is no harm: given that it is reached, its token still follows
-p, because the acceptance of token j looks at random numbers of its own. "How many tokens this round
-accepts" is not known then and is no stratum: a round that accepts more has, by that very fact,
-emitted tokens that the draft likes.
+this round's speculation was a hit, since that follows from tokens already emitted; that tokens
+0 .. j-1 of this round are out; and whether a draft of token j exists, since a drafter that stops
+early decides so by the drafted tokens before it, which are out as well. That position j is reached
+at all does depend on earlier acceptances, which is no harm: given that it is reached, its token
+still follows p, because the acceptance of token j looks at random numbers of its own.
+
+"How many tokens this round accepts" is not known then and is no stratum: among accepted tokens
+those that the draft overlooks are missing, by that very fact. Nor is the exact number of drafted
+tokens, which may say something of drafts still to come.
 """
 
 from __future__ import annotations

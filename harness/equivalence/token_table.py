@@ -10,7 +10,7 @@ import pandas as pd
 
 from harness.decoder import SamplingParams
 from harness.equivalence.pit import fresh_uniforms, transform
-from harness.equivalence.reference_scores import References, score_output
+from harness.equivalence.reference_scores import Columns, References, score_output
 from harness.errors import StoreError
 
 if TYPE_CHECKING:
@@ -52,32 +52,29 @@ def token_table(
     """One row a token of `requests`, output after output.
 
     Returns:
-        The columns of `reference_scores.reduce_rows` and `strata.place_tokens`; `item`, `dataset`,
+        The columns of `reference_scores.reduce_rows` and `place_tokens`; `item`, `dataset`,
         `request_id`, `prompt_tokens`, `output` (its number) and `u`, the randomised PIT value.
     """
     config = run.manifest["config"]
     rounds = dict(iter(run.rounds.groupby(["item", "request_id"])))
-    scored = []
-    for number, row in enumerate(requests.sort_values("prompt_index").to_dict("records")):
+    outputs = requests.sort_values(["dataset", "prompt_index"]).to_dict("records")
+    tables: list[Columns] = []
+    for number, row in enumerate(outputs):
         name, output = row["request_id"], row["output_ids"]
         params = SamplingParams(row["temperature"], config["top_k"], config["top_p"])
-        columns = score_output(references, prompts[name], output, params)
-        own = rounds[row["item"], name].sort_values("round")
+        scores = score_output(references, prompts[name], output, params)
+        places = place_tokens(len(output), rounds[row["item"], name].sort_values("round"))
         uniforms = fresh_uniforms(f"{row['item']} {name}", len(output))
-        table = place_tokens(len(output), own).assign(
-            **columns,
-            item=row["item"],
-            dataset=row["dataset"],
-            request_id=name,
-            prompt_tokens=row["prompt_tokens"],
-            output=number,
-            u=transform(columns["p_above"], columns["p_token"], uniforms),
-        )
-        scored.append(table)
-    return pd.concat(scored, ignore_index=True)
+        u = transform(scores["p_above"], scores["p_token"], uniforms)
+        numbers = np.full(len(output), number)
+        tables.append({**places, **scores, "u": u, "output": numbers})
+    columns = {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
+    of_output = pd.DataFrame(outputs)[["item", "dataset", "request_id", "prompt_tokens"]]
+    repeated = of_output.iloc[columns["output"]].reset_index(drop=True)
+    return pd.concat([pd.DataFrame(columns), repeated], axis=1)
 
 
-def place_tokens(output_tokens: int, rounds: pd.DataFrame) -> pd.DataFrame:
+def place_tokens(output_tokens: int, rounds: pd.DataFrame) -> Columns:
     """Where each token of one output was emitted.
 
     Args:
@@ -85,8 +82,9 @@ def place_tokens(output_tokens: int, rounds: pd.DataFrame) -> pd.DataFrame:
         rounds: its rows of rounds.parquet, in order.
 
     Returns:
-        A row a token: `position` in the output, `round`, `index` in the round, `drafted` in the
-        round, `cache`, and `refilled`: within `JUST_REFILLED` rounds of taking over a used slot.
+        Columns with a row a token: `position` in the output, `round`, `index` in the round,
+        `drafted` in the round, `cache`, and `refilled`: within `JUST_REFILLED` rounds of taking
+        over a used slot.
 
     Raises:
         StoreError: the rounds emitted another number of tokens than the output has.
@@ -101,13 +99,11 @@ def place_tokens(output_tokens: int, rounds: pd.DataFrame) -> pd.DataFrame:
     starts = np.repeat(emitted.cumsum() - emitted, emitted)
     number = np.repeat(rounds["round"].to_numpy(), emitted)
     admitted_later = bool(rounds["step"].min() > 0)
-    return pd.DataFrame(
-        {
-            "position": np.arange(output_tokens),
-            "round": number,
-            "index": np.arange(output_tokens) - starts,
-            "drafted": np.repeat(rounds["drafted"].to_numpy(), emitted),
-            "cache": np.repeat(rounds["cache"].to_numpy(dtype=object), emitted),
-            "refilled": admitted_later & (number < JUST_REFILLED),
-        }
-    )
+    return {
+        "position": np.arange(output_tokens),
+        "round": number,
+        "index": np.arange(output_tokens) - starts,
+        "drafted": np.repeat(rounds["drafted"].to_numpy(), emitted),
+        "cache": np.repeat(rounds["cache"].to_numpy(dtype=object), emitted),
+        "refilled": admitted_later & (number < JUST_REFILLED),
+    }

@@ -216,7 +216,7 @@ def rounds_frame(*rounds, step=0):
 
 def test_tokens_are_placed_in_their_rounds():
     rounds = rounds_frame((3, 2, None), (1, 2, "miss"), (2, 1, "hit"), step=5)
-    table = place_tokens(6, rounds).assign(dataset="d")
+    table = pd.DataFrame(place_tokens(6, rounds)).assign(dataset="d")
     assert table["round"].tolist() == [0, 0, 0, 1, 2, 2]
     assert table["index"].tolist() == [0, 1, 2, 0, 0, 1]
     masks = {name: mask.tolist() for name, mask in strata(table)}
