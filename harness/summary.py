@@ -10,6 +10,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from harness.checks import run_checks, verified
+from harness.contention import contention
 from harness.equivalence.content import count_content
 from harness.metrics import CellData, cell_metrics, speedup, split_cells
 from harness.plan import BASELINE, Cell
@@ -29,6 +30,7 @@ def summarise(run: RunData) -> dict[str, Any]:
 
     Speedups are over `ar` and `sd` where the run has them, on the same dataset, temperature and
     batch size; a cell is not compared with itself, nor the A/A control with anything but `ar`.
+    A degraded cell, whose draft failed so that the target went on alone, is not compared at all.
     """
     cells = split_cells(run.requests, run.rounds)
     by_cell = {data.cell: data for data in cells}
@@ -44,9 +46,12 @@ def _cell(
     data: CellData, by_cell: Mapping[Cell, CellData], manifest: Mapping[str, Any]
 ) -> dict[str, Any]:
     cell = data.cell
-    devices = manifest.get("decoders", {}).get(cell.id, {}).get("devices")
-    prediction = predict_cell(data.rounds)
-    baselines = [by_cell[other] for other in _baselines(cell) if other in by_cell]
+    decoder = manifest.get("decoders", {}).get(cell.id, {})
+    diagnostics = decoder.get("diagnostics", {})
+    degraded = diagnostics.get("degraded")
+    others = () if degraded else _baselines(cell)
+    baselines = [by_cell[other] for other in others if other in by_cell]
+    prediction, slowdown = predict_cell(data.rounds), contention(diagnostics)
     return {
         "method": cell.method,
         "control": cell.control,
@@ -54,8 +59,10 @@ def _cell(
         "temperature": cell.temperature,
         "batch_size": cell.batch_size,
         "verified": verified(manifest, cell),
-        **asdict(cell_metrics(data, devices)),
+        "degraded": degraded,
+        **asdict(cell_metrics(data, decoder.get("devices"))),
         "prediction": asdict(prediction) if prediction else None,
+        "contention": asdict(slowdown) if slowdown else None,
         "speedup": _speedups(data, baselines),
         "categories": _categories(data, baselines),
     }
@@ -94,6 +101,7 @@ def _categories(data: CellData, baselines: Sequence[CellData]) -> dict[str, Any]
 def _warnings(run: RunData, cells: Sequence[CellData]) -> Iterable[str]:
     yield from run.problems
     yield from _completeness_warnings(run)
+    yield from _degraded_warnings(run.manifest)
     yield from _machine_warnings(run.manifest)
     yield from _tuning_warnings(run.manifest)
     yield from _prompt_warnings(cells)
@@ -110,6 +118,12 @@ def _completeness_warnings(run: RunData) -> Iterable[str]:
     if skipped:
         first = f"{skipped[0]['request_id']}: {skipped[0]['reason']}"
         yield f"{len(skipped)} requests were skipped; the first: {first}"
+
+
+def _degraded_warnings(manifest: Mapping[str, Any]) -> Iterable[str]:
+    for cell, decoder in manifest.get("decoders", {}).items():
+        if reason := decoder.get("diagnostics", {}).get("degraded"):
+            yield f"{cell} is degraded, the target went on alone and no speedup is told: {reason}"
 
 
 def _machine_warnings(manifest: Mapping[str, Any]) -> Iterable[str]:

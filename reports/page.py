@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from harness.errors import StoreError
-from reports import provenance, tables, verdict
+from reports import prediction, provenance, tables, verdict
 from reports.checks import CheckView, check_views
 from reports.colours import method_styles
 from reports.results import read_results
@@ -37,6 +37,9 @@ class RunView:
     checks: tuple[CheckView, ...]
     columns: tuple[tables.Value, ...]
     rows: tuple[tables.Row, ...]
+    prediction_columns: tuple[tables.Value, ...]
+    predictions: tuple[prediction.PredictionRow, ...]
+    contention: tuple[str, ...]
     figures: tuple[FigureSection, ...]
     failures: tuple[Mapping[str, Any], ...]
     skipped: tuple[Mapping[str, Any], ...]
@@ -93,7 +96,8 @@ def _view(key: str, run: RunData) -> RunView:
     manifest, result = run.manifest, read_results(run)
     pair = provenance.pair_name(manifest)
     styles = method_styles(cell.method for cell in result.cells)
-    evidence = Evidence(key, result.measured, run.requests, run.rounds, styles)
+    sound = tuple(cell for cell in result.measured if not cell.degraded)
+    evidence = Evidence(key, sound, run.requests, run.rounds, styles)
     return RunView(
         key=key,
         title=pair,
@@ -104,6 +108,9 @@ def _view(key: str, run: RunData) -> RunView:
         checks=tuple(check_views(result)),
         columns=tables.COLUMNS,
         rows=tuple(tables.table_rows(result.cells, styles)),
+        prediction_columns=prediction.COLUMNS,
+        predictions=tuple(prediction.prediction_rows(sound, styles)),
+        contention=tuple(prediction.contention_sentences(sound)),
         figures=tuple(figure_sections(evidence)),
         failures=tuple(manifest.get("failures") or ()),
         skipped=tuple(manifest.get("skipped_requests") or ()),

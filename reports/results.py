@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict
 
 from harness.checks import Status
+from harness.contention import Contention
 from harness.metrics import Percentiles
 from harness.plan import Cell
+from harness.prediction import Prediction
 from harness.statistics import Estimate
 
 if TYPE_CHECKING:
@@ -26,13 +28,17 @@ class CategoryResult(_Result):
 
 
 class CellResult(_Result):
-    """The figures of one cell; definitions in `harness.metrics.CellMetrics`."""
+    """The figures of one cell; definitions in `harness.metrics.CellMetrics`.
+
+    `degraded` is the reason why the target went on alone, or None.
+    """
 
     method: str
     control: bool
     dataset: str
     temperature: float
     batch_size: int
+    degraded: str | None
     tokens_per_s: float | None
     tokens_per_s_per_device: float | None
     tpot_ms: Percentiles
@@ -43,6 +49,8 @@ class CellResult(_Result):
     draft_ms: float | None
     verify_ms: float | None
     wait_ms: float | None
+    prediction: Prediction | None
+    contention: Contention | None
     speedup: dict[str, Estimate]
     categories: dict[str, CategoryResult]
 

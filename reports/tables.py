@@ -57,7 +57,7 @@ def table_rows(cells: Sequence[CellResult], styles: Mapping[str, MethodStyle]) -
         rows.append(
             Row(
                 variable=styles[cell.method].variable,
-                method=f"{cell.method} (A/A)" if cell.control else cell.method,
+                method=_label(cell),
                 dataset=cell.dataset,
                 temperature=f"{cell.temperature:g}",
                 batch_size=cell.batch_size,
@@ -67,6 +67,11 @@ def table_rows(cells: Sequence[CellResult], styles: Mapping[str, MethodStyle]) -
         )
         previous = group
     return rows
+
+
+def _label(cell: CellResult) -> str:
+    mark = " (A/A)" if cell.control else " (degraded)" if cell.degraded else ""
+    return cell.method + mark
 
 
 def _values(cell: CellResult) -> tuple[Value | None, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,7 +45,10 @@ def show(run: Path, as_json: bool) -> None:
 
 
 def print_run(run: Path) -> None:
-    """Prints a table for each dataset, temperature and batch size, then checks and warnings."""
+    """Prints a table for each dataset, temperature and batch size, then checks and warnings.
+
+    Below a table: each cell's predicted speed beside the measured one, and its contention.
+    """
     from rich.console import Console
 
     from harness.store import read_run
@@ -54,9 +57,12 @@ def print_run(run: Path) -> None:
     summary = summarise(read_run(run))
     console = Console(highlight=False, soft_wrap=True)
     console.width = max(console.width, _WIDTH)
-    for (dataset, temperature, batch), cells in groupby(summary["cells"], key=_group):
+    for (dataset, temperature, batch), group in groupby(summary["cells"], key=_group):
+        cells = list(group)
         title = f"{dataset}, temperature {temperature:g}, batch size {batch}"
-        console.print(_table(title, list(cells)))
+        console.print(_table(title, cells))
+        for line in _notes(cells):
+            console.print(line, markup=False)
     for check in summary["checks"]:
         console.print(f"{check['status']:4}  {check['name']}: {check['detail']}", markup=False)
     for warning in summary["warnings"]:
@@ -67,7 +73,7 @@ def _group(cell: Mapping[str, Any]) -> tuple[str, float, int]:
     return cell["dataset"], cell["temperature"], cell["batch_size"]
 
 
-def _table(title: str, cells: list[Mapping[str, Any]]) -> Table:
+def _table(title: str, cells: Sequence[Mapping[str, Any]]) -> Table:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -79,9 +85,33 @@ def _table(title: str, cells: list[Mapping[str, Any]]) -> Table:
     return table
 
 
-def _row(cell: Mapping[str, Any]) -> tuple[str, ...]:
+def _notes(cells: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """A line for each cell with a prediction, and one for each with measured contention."""
+    from harness.contention import Contention
+
+    for cell in cells:
+        if found := cell["prediction"]:
+            yield f"{cell['method']}: {_prediction(found)}"
+    for cell in cells:
+        if slowdown := cell["contention"]:
+            yield f"{cell['method']}: {Contention(**slowdown).sentence}"
+
+
+def _prediction(found: Mapping[str, Any]) -> str:
     return (
-        cell["method"] + ("@control" if cell["control"] else ""),
+        f"predicted {_number(found['predicted_tokens_per_s'])} tok/s, measured "
+        f"{_number(found['measured_tokens_per_s'])}, efficiency {_number(found['efficiency'], 2)} "
+        f"(h {_number(found['hit_rate'], 2)}, E {_number(found['tokens_on_hit'], 2)} on hits and "
+        f"{_number(found['tokens_on_miss'], 2)} on misses, T_v {_number(found['verify_ms'])} ms, "
+        f"T_p {_number(found['build_time'], 2)}, T_b {_number(found['backup_time'], 2)}; "
+        f"hits waited {_percent(found['wait_on_hit'])} of T_v)"
+    )
+
+
+def _row(cell: Mapping[str, Any]) -> tuple[str, ...]:
+    marks = ("@control" if cell["control"] else "") + (" (degraded)" if cell["degraded"] else "")
+    return (
+        cell["method"] + marks,
         _LOSSLESS[cell["verified"]],
         _number(cell["tokens_per_s"]),
         _number(cell["tokens_per_s_per_device"]),

@@ -99,10 +99,11 @@ class SaguaroDecoder(EngineDecoder):
             facts["lookahead"], facts["budget"] = latest.lookahead, latest.budget
             facts["critical_batch_size"] = latest.critical_batch_size
         if self.costs is not None:
-            verified = (latest.lookahead if latest else 4) + 1
+            size = self.setup.batch_size
+            verified = ((latest.lookahead if latest else 4) + 1) * size
             facts["verify_idle_ms"] = 1e3 * self.costs.verify_idle.at(verified)
             facts["verify_loaded_ms"] = 1e3 * self.costs.verify_loaded.at(verified)
-            facts["draft_pass_ms"] = 1e3 * self.costs.draft.at(1)
+            facts["draft_pass_ms"] = 1e3 * self.costs.draft.at(size)
         if self.degraded is not None:
             facts["degraded"] = self.degraded
         return facts

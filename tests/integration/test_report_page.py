@@ -264,6 +264,7 @@ def test_page_says_what_the_run_shows_in_order(tmp_path: Path) -> None:
     assert report.headings == [
         "Checks",
         "Every cell",
+        "Predicted against measured",
         "Speedup by dataset",
         "Latency and throughput",
         "Where a round's time goes",
@@ -367,6 +368,38 @@ def test_decoder_without_spans_has_no_round_figures(tmp_path: Path) -> None:
     assert "Where a round's time goes" not in report.headings
     assert "A few rounds, as they happened" not in report.headings
     assert "Speedup by dataset" in report.headings
+
+
+CONTENTION = {"verify_idle_ms": 100.0, "verify_loaded_ms": 125.0}
+
+
+def with_diagnostics(**diagnostics: Any) -> dict[str, Any]:
+    return {cell("ssd").id: {"devices": 2, "diagnostics": diagnostics}}
+
+
+def test_prediction_and_contention_are_told(tmp_path: Path) -> None:
+    report = page(tmp_path, *full_run(), decoders=with_diagnostics(**CONTENTION))
+    after = report.text.partition("Predicted against measured")[2]
+    row = after.partition("ssd humaneval, temperature 0, batch size 1")[2].split()
+    predicted, measured, efficiency = map(float, row[:3])
+    assert efficiency == pytest.approx(measured / predicted, abs=0.02)
+    told = "a verification takes 100.0 ms alone, 125.0 ms beside the working draft (+25%)"
+    assert f"ssd, humaneval, temperature 0, batch size 1: {told}." in report.text
+
+
+def test_without_a_cache_nothing_is_predicted(tmp_path: Path) -> None:
+    assert "Predicted against measured" not in page(tmp_path, cell("ar"), cell("sd")).headings
+
+
+def test_a_degraded_cell_is_marked_and_not_compared(tmp_path: Path) -> None:
+    decoders = with_diagnostics(degraded="draft process 7: died", **CONTENTION)
+    report = page(tmp_path, *full_run(), decoders=decoders)
+    assert "ssd (degraded) humaneval" in report.text
+    assert "ssd/humaneval/t0/b1 is degraded" in report.text
+    assert "draft process 7: died" in report.text
+    assert "SD decodes" in report.text
+    assert "SSD decodes" not in report.text
+    assert "Predicted against measured" not in report.headings
 
 
 def test_failed_and_skipped_work_is_listed(tmp_path: Path) -> None:

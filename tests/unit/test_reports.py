@@ -30,6 +30,7 @@ def cell(method: str, dataset: str = "d", **fields: object) -> CellResult:
         **dict.fromkeys(("tokens_per_s", "tokens_per_s_per_device", "hit_rate")),
         **dict.fromkeys(("acceptance_length", "acceptance_rate")),
         **dict.fromkeys(("draft_ms", "verify_ms", "wait_ms")),
+        **dict.fromkeys(("degraded", "prediction", "contention")),
         "tpot_ms": NONE,
         "ttft_ms": NONE,
         "speedup": {},

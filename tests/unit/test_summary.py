@@ -79,6 +79,37 @@ def test_devices_of_the_manifest_divide_the_rate(tmp_path):
     assert sd["tokens_per_s_per_device"] is None
 
 
+def with_diagnostics(**diagnostics):
+    return {SSD.id: {"options": {"lookahead": 4}, "tuned": True, "diagnostics": diagnostics}}
+
+
+def test_a_degraded_cell_has_its_reason_and_no_speedups(tmp_path):
+    decoders = with_diagnostics(degraded="draft process 7: died")
+    found = summary(tmp_path, autoregressive(AR), blockwise(SSD), decoders=decoders)
+    ar, ssd = found["cells"]
+    assert (ar["degraded"], ssd["degraded"]) == (None, "draft process 7: died")
+    assert ssd["speedup"] == {}
+    assert ssd["tokens_per_s"] is not None
+    assert found["warnings"][0] == (
+        "ssd/mini/t0/b1 is degraded, the target went on alone and no speedup is told: "
+        "draft process 7: died"
+    )
+
+
+def test_a_degraded_cell_has_no_speedups_by_category_either(tmp_path):
+    script = {A: one_token_rounds(A, 1, 9), B: one_token_rounds(B, 3, 9)}
+    ar, ssd = (decode(cell, script, categories=["chat", "code"]) for cell in (AR, SSD))
+    found = summary(tmp_path, ar, ssd, decoders=with_diagnostics(degraded="died"))
+    assert [c["speedup"] for c in found["cells"][1]["categories"].values()] == [{}, {}]
+
+
+def test_contention_is_what_the_decoder_measured(tmp_path):
+    times = {"verify_idle_ms": 100.0, "verify_loaded_ms": 125.0}
+    decoders = with_diagnostics(**times, budget=4)
+    ar, ssd = summary(tmp_path, autoregressive(AR), blockwise(SSD), decoders=decoders)["cells"]
+    assert (ar["contention"], ssd["contention"]) == (None, times)
+
+
 def test_categories_are_told_apart(tmp_path):
     ar = decode(
         AR,

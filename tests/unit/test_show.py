@@ -1,0 +1,62 @@
+"""What `harness show` prints below its tables."""
+
+from itertools import pairwise
+
+from click.testing import CliRunner
+from fake_decoding import EOS, decode, emit, one_token_rounds, stored
+
+from harness.cli import cli
+from harness.decoder import CacheOutcome, Span, SpanKind
+from harness.plan import Cell
+
+A = "mini/0/r0"
+AR, SSD = Cell("ar", "mini", 0.0, 1), Cell("ssd", "mini", 0.0, 1)
+
+
+def spans(build_ns, wait_ns, draft_ns, verify_ns):
+    edges = [0, build_ns, build_ns + wait_ns, build_ns + wait_ns + draft_ns]
+    kinds = (SpanKind.SPECULATE, SpanKind.WAIT, SpanKind.DRAFT, SpanKind.VERIFY)
+    ends = pairwise([*edges, edges[-1] + verify_ns])
+    return tuple(Span(kind, *edge) for kind, edge in zip(kinds, ends, strict=True))
+
+
+def shown(tmp_path, **diagnostics):
+    """A run of AR and of SSD with a hit of 3 tokens and a miss of 1; T_v is 100 ms."""
+    ms = 1_000_000
+    ssd = [
+        emit(A, 1, spans=spans(0, 0, 50 * ms, 100 * ms)),
+        emit(A, 2, 3, 4, cache=CacheOutcome.HIT, spans=spans(125 * ms, 2 * ms, 0, 100 * ms)),
+        emit(A, 5, cache=CacheOutcome.MISS, spans=spans(0, 0, 50 * ms, 100 * ms), finish=EOS),
+    ]
+    run = tmp_path / "run"
+    decoders = {SSD.id: {"options": {}, "diagnostics": diagnostics}}
+    stored(
+        run,
+        decode(AR, {A: one_token_rounds(A, *range(1, 6))}),
+        decode(SSD, {A: ssd}, step_ns=[150 * ms, 125 * ms, 150 * ms].__getitem__),
+        decoders=decoders,
+    )
+    result = CliRunner().invoke(cli, ["show", str(run)])
+    assert result.exit_code == 0
+    return " ".join(result.output.split())
+
+
+def test_predicted_and_measured_speed(tmp_path):
+    # 2 tokens a round in 0.5 * 1.25 + 0.5 * 1.5 verifications; 4 tokens in 275 ms
+    assert (
+        "ssd: predicted 14.5 tok/s, measured 14.5, efficiency 1.00 (h 0.50, E 3.00 on hits and "
+        "1.00 on misses, T_v 100.0 ms, T_p 1.25, T_b 0.50; hits waited 2% of T_v)"
+    ) in shown(tmp_path)
+
+
+def test_contention(tmp_path):
+    told = shown(tmp_path, verify_idle_ms=100.0, verify_loaded_ms=125.0)
+    assert (
+        "ssd: a verification takes 100.0 ms alone, 125.0 ms beside the working draft (+25%)"
+    ) in told
+
+
+def test_a_degraded_cell_is_marked(tmp_path):
+    told = shown(tmp_path, degraded="draft process 7: died")
+    assert "ssd (degraded)" in told
+    assert "warning: ssd/mini/t0/b1 is degraded" in told
