@@ -19,7 +19,8 @@ def test_fingerprint_is_strict_json_and_says_what_this_machine_is(here):
     assert here["cpu"]["cores_available"] == len(os.sched_getaffinity(0))
     assert here["memory_bytes"] > 2**28
     assert here["placement"] == {"target_cores": [0], "draft_cores": [0], "shared": True}
-    assert here["torch"]["version"] == package_versions()["torch"]
+    # some builds carry "+cu130" in the module and not in the package
+    assert here["torch"]["version"].split("+")[0] == package_versions()["torch"].split("+")[0]
 
 
 def test_differences_name_the_fields_of_identity(here):
