@@ -25,6 +25,7 @@ from impl.engine.models import Models
 from impl.engine.randomness import Role
 from impl.engine.sampling import Draft
 from impl.ssd import decoder as ssd
+from impl.ssd.policy import Policy
 
 FALSE_ALARM = 1e-4
 P = (0.45, 0.33, 0.22)
@@ -75,13 +76,43 @@ def test_sd_draws_from_the_target():
 
 @pytest.mark.parametrize(
     "options",
-    [{"fan_out": "geometric"}, {"fan_out": "confidence"}, {"saguaro_c": 0.25, "saguaro_top": 1}],
-    ids=["geometric", "confidence", "saguaro"],
+    [
+        {"fan_out": "geometric"},
+        {"fan_out": "confidence"},
+        {"saguaro_c": 0.5, "saguaro_top": 1},
+        {"saguaro_c": 0.0, "saguaro_top": 1},
+        {"fallback": "fast"},
+    ],
+    ids=["geometric", "confidence", "C=0.5", "C=0", "fast"],
 )
 def test_ssd_draws_from_the_target_after_hits_and_after_misses(options):
     counts = ssd_windows(**options)
     for outcome in CacheOutcome:
         assert p_value(counts[outcome], P) > FALSE_ALARM
+
+
+@pytest.mark.parametrize("passes", [None, 2], ids=["whole builds", "2 passes"])
+def test_drafts_returned_short_draw_from_the_target(monkeypatch, passes):
+    """However short, and though what was drafted so far decides it: here an unlikely token ends."""
+    monkeypatch.setattr(Policy, "worth_extending", lambda _, path, __: path.confidences[-1] > 0.2)
+    with PAIR.ssd(lookahead=3, budget=3, passes=passes) as decoder:
+        log = decode(decoder, requests(SamplingParams(temperature=1.0)))
+    drafted = Counter(r.drafted for rounds in log.values() for r in rounds)
+    assert min(drafted[k] for k in (1, 2, 3)) > 100
+    for outcome in CacheOutcome:
+        assert p_value(windows(log)[outcome], P) > FALSE_ALARM
+
+
+def texts(**options):
+    with PAIR.ssd(lookahead=3, budget=3, **options) as decoder:
+        return emitted(decode(decoder, requests(SamplingParams(temperature=1.0), count=20)))
+
+
+def test_c_of_1_is_plain_sampling():
+    plain = emitted(decode(PAIR.sd(3), requests(SamplingParams(temperature=1.0), count=20)))
+    assert texts(saguaro_c=1.0, saguaro_top=2) == plain
+    assert texts(saguaro_c=0.5, saguaro_top=0) == plain  # nothing to lower
+    assert texts(saguaro_c=0.5, saguaro_top=2) != plain
 
 
 @pytest.mark.parametrize(
