@@ -38,8 +38,10 @@ class RunConfig(BaseModel):
             the pair's own number, 0 keeps all.
         draft_int8: quantise the draft's linear layers, so that q is the quantised draft's; None is
             the pair's own choice.
-        methods: decoding methods by name.
-        options: method -> its own parameters (`--set METHOD.KEY=VALUE`).
+        methods: decoding methods by name; `NAME:LABEL` is a variant of NAME, a method of its own
+            in every table.
+        options: method -> its own parameters (`--set METHOD.KEY=VALUE`); a variant has those under
+            its full name and no others.
         datasets: prompt sets by name.
         prompts: how many prompts of each dataset; None is all of them.
         max_new_tokens: most tokens emitted for one prompt, an end-of-sequence token counted.
@@ -171,7 +173,7 @@ def parse_settings(settings: Iterable[str]) -> dict[str, dict[str, Any]]:
     options: dict[str, dict[str, Any]] = {}
     for setting in settings:
         name, equals, text = setting.partition("=")
-        method, dot, key = name.partition(".")
+        method, dot, key = name.rpartition(".")  # a variant's label may hold dots
         if not (equals and dot and method and key):
             raise UsageError(f"--set {setting}: must look like METHOD.KEY=VALUE")
         try:

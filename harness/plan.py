@@ -24,7 +24,7 @@ class Cell:
     """One point of the benchmark: what gets a row in the results.
 
     Attributes:
-        method: name in the registry.
+        method: name in the registry, or a variant of one (`NAME:LABEL`).
         dataset: name of the prompt set.
         temperature: 0 is greedy.
         batch_size: most sequences decoded together.

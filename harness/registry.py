@@ -1,7 +1,8 @@
 """Method name -> `Decoder` class, through the entry-point group `harness.decoders`.
 
 Names are listed without importing any method; a class is imported when it is asked for. Knows no
-method by name.
+method by name. A method is called `NAME` or, to run it with several settings side by side, a
+variant `NAME:LABEL`: the same class under a name, and with options, of its own.
 """
 
 from __future__ import annotations
@@ -24,21 +25,35 @@ def available() -> dict[str, EntryPoint]:
     return {point.name: point for point in sorted(entry_points(group=GROUP), key=lambda p: p.name)}
 
 
-def decoder_class(name: str) -> type[Decoder]:
+def registered_name(method: str) -> str:
+    """`NAME` of a method that is called `NAME` or `NAME:LABEL`.
+
+    Raises:
+        UsageError: no such method (the message has the near match), or an empty label.
+    """
+    name, colon, label = method.partition(":")
+    if colon and not label:
+        raise UsageError(f'method "{method}": needs a label behind the colon, as in {name}:a')
+    points = available()
+    if name not in points:
+        raise UsageError(unknown("method", name, points, see="harness methods"))
+    return name
+
+
+def decoder_class(method: str) -> type[Decoder]:
     """Imports and returns the class of a method.
 
     Raises:
-        UsageError: no such method (the message has the near match).
+        UsageError: no such method.
         HarnessError: its entry point cannot be loaded, or is no decoder.
     """
     from harness.decoder import Decoder
 
-    points = available()
-    if name not in points:
-        raise UsageError(unknown("method", name, points, see="harness methods"))
-    where = f"method {name!r} ({points[name].value})"
+    name = registered_name(method)
+    point = available()[name]
+    where = f"method {name!r} ({point.value})"
     try:
-        loaded = points[name].load()
+        loaded = point.load()
     except Exception as error:  # whatever another package's import raises
         reason = f"{type(error).__name__}: {first_line(error)}"
         raise HarnessError(f"{where} cannot be loaded: {reason}") from error
@@ -47,7 +62,7 @@ def decoder_class(name: str) -> type[Decoder]:
     return loaded
 
 
-def decoder_options(name: str, values: Mapping[str, Any]) -> DecoderOptions:
+def decoder_options(method: str, values: Mapping[str, Any]) -> DecoderOptions:
     """Validates a method's own parameters; those left out of `values` keep its defaults.
 
     Raises:
@@ -55,8 +70,8 @@ def decoder_options(name: str, values: Mapping[str, Any]) -> DecoderOptions:
     """
     from pydantic import ValidationError
 
-    options = decoder_class(name).Options
+    options = decoder_class(method).Options
     try:
         return options.model_validate(dict(values))
     except ValidationError as error:
-        raise UsageError(describe(error, options.model_fields, prefix=name)) from error
+        raise UsageError(describe(error, options.model_fields, prefix=method)) from error

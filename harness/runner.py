@@ -18,7 +18,6 @@ from harness.execution import Execution, Failure
 from harness.fingerprint import fingerprint, git_state, package_versions
 from harness.greedy import GreedyCheck, check_greedy
 from harness.interrupts import termination_as_interrupt
-from harness.messages import unknown
 from harness.pairs import (
     ResolvedModel,
     ResolvedPair,
@@ -29,7 +28,7 @@ from harness.pairs import (
 )
 from harness.progress import Progress
 from harness.prompts import EncodedPrompt, PromptSet, encode_prompts, load_prompts
-from harness.registry import available, decoder_class, decoder_options
+from harness.registry import decoder_class, decoder_options, registered_name
 from harness.store import RunStore, Status, read_run
 from harness.workload import Workload, make_workload
 
@@ -152,8 +151,7 @@ def resolve_methods(config: RunConfig) -> dict[str, Method]:
         HarnessError: a method that cannot be imported.
     """
     for name in config.options:
-        if name not in available():
-            raise UsageError(unknown("method", name, available(), see="harness methods"))
+        registered_name(name)  # also those that this run does not use
     return {
         name: Method(decoder_class(name), decoder_options(name, config.options.get(name, {})))
         for name in config.methods

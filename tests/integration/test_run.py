@@ -194,6 +194,22 @@ def test_a_whole_run_is_stored_and_shown(tmp_path: Path) -> None:
     assert not Counting.alive
 
 
+def test_variants_of_a_method_are_methods_of_their_own(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    variants = ("--methods", "ar,pairs:k1.5,pairs:k3", "--set", "pairs:k1.5.lookahead=1")
+    result = harness(*RUN, *variants, "--set", "pairs:k3.lookahead=3", "--out", out)
+    assert result.exit_code == 0, result.output
+    run = read_run(out)
+    decoders = {cell: decoder["options"] for cell, decoder in run.manifest["decoders"].items()}
+    assert decoders["pairs:k1.5/mini/t0/b1"] == {"lookahead": 1}
+    assert decoders["pairs:k3/mini/t0/b1"] == {"lookahead": 3}
+    cells = [cell["method"] for cell in shown(out)["cells"]]
+    assert cells == ["ar", "ar", "pairs:k1.5", "pairs:k3"]
+    assert "pairs:k1.5" in harness("show", out).output
+    assert harness("report", out).exit_code == 0
+    assert not Counting.alive
+
+
 def test_every_method_gets_the_same_requests_and_the_control_too(tmp_path: Path) -> None:
     harness(*RUN, "--methods", "ar,pairs", "--repeats", "2", "--out", tmp_path / "run")
     requests = read_run(tmp_path / "run").requests

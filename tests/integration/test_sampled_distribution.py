@@ -83,7 +83,7 @@ def test_sd_draws_from_the_target():
         {"saguaro_c": 0.0, "saguaro_top": 1},
         {"fallback": "fast"},
     ],
-    ids=["geometric", "confidence", "C=0.5", "C=0", "fast"],
+    ids=["geometric", "confidence", "c-0.5", "c-0", "fast"],
 )
 def test_ssd_draws_from_the_target_after_hits_and_after_misses(options):
     counts = ssd_windows(**options)

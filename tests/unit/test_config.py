@@ -128,6 +128,13 @@ def test_settings_are_yaml_scalars() -> None:
     }
 
 
+def test_settings_of_variants() -> None:
+    assert parse_settings(["ssd:c0.5.saguaro_c=0.5", "ssd.lookahead=3"]) == {
+        "ssd:c0.5": {"saguaro_c": 0.5},
+        "ssd": {"lookahead": 3},
+    }
+
+
 @pytest.mark.parametrize("setting", ["ssd", "ssd.lookahead", "lookahead=6", ".k=1", "ssd.=1"])
 def test_a_setting_that_names_no_option_is_refused(setting: str) -> None:
     with pytest.raises(UsageError, match="must look like METHOD"):

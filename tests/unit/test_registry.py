@@ -95,6 +95,30 @@ def test_a_wrong_option_is_one_line(values: dict[str, object], line: str) -> Non
     assert str(error.value) == line
 
 
+def test_a_variant_is_its_methods_class_under_its_own_name() -> None:
+    assert registry.registered_name("sd:k0.5") == "sd"
+    assert registry.decoder_class("sd:k6") is registry.decoder_class("sd")
+    assert registry.decoder_options("sd:k6", {"lookahead": 6}) == DraftingOptions(lookahead=6)
+
+
+@pytest.mark.parametrize(
+    ("method", "line"),
+    [
+        ("sdd:k6", 'unknown method "sdd": did you mean "sd"? (see harness methods)'),
+        ("sd:", 'method "sd:": needs a label behind the colon, as in sd:a'),
+    ],
+)
+def test_a_wrong_variant_is_one_line(method: str, line: str) -> None:
+    with pytest.raises(UsageError) as error:
+        registry.decoder_class(method)
+    assert str(error.value) == line
+
+
+def test_a_variants_wrong_option_is_told_by_its_full_name() -> None:
+    with pytest.raises(UsageError, match=r"^sd:k0\.lookahead: must be >= 1$"):
+        registry.decoder_options("sd:k0", {"lookahead": 0})
+
+
 def test_listing_imports_no_method() -> None:
     code = (
         "import sys; from harness.registry import available; assert available();"
