@@ -309,7 +309,7 @@ def _models(config: RunConfig, pair: ResolvedPair) -> Models:
         pair.draft.folder,
         pair.draft.dtype,
         head_size=pair.draft_vocab,
-        int8=pair.draft_int8,
+        quantization="int8" if pair.draft_int8 else None,
         kernel_dir=kernels,
         vocab_limit=int(read_config(target.folder)["vocab_size"]),
     )

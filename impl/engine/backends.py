@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from impl.engine.cpu_kernels import CpuKernels, PackedLinear
+from impl.engine.cpu_kernels import CpuKernels, PackedLinear, Quantization
 from impl.engine.kv_cache import KVCache
 from impl.engine.operators import Linear, Norm, Operators, TorchOperators
 from impl.engine.token_batch import TokenBatch
@@ -34,25 +34,26 @@ class KernelLinear:
 
 
 class KernelOperators:
-    """Bfloat16 activations on AVX512, weights in bfloat16 or int8; rows never affect each other."""
+    """Bfloat16 activations on AVX512, weights quantised or not; rows never affect each other."""
 
-    def __init__(self, kernels: CpuKernels, *, int8: bool) -> None:
+    def __init__(self, kernels: CpuKernels, quantization: Quantization | None) -> None:
         self._kernels = kernels
-        self._pack = kernels.pack_int8 if int8 else kernels.pack_bf16
-        self._pack_swiglu = kernels.pack_swiglu_int8 if int8 else kernels.pack_swiglu_bf16
-        self.name = "cpu-kernels-int8" if int8 else "cpu-kernels-bf16"
+        self._quantization = quantization
+        self.name = f"cpu-kernels-{quantization or 'bf16'}"
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
         """See `Operators.linear`."""
-        return KernelLinear(self._pack(weight, bias))
+        return KernelLinear(self._kernels.pack(weight, bias, quantization=self._quantization))
 
     def head(self, weight: torch.Tensor) -> Linear:
-        """See `Operators.head`."""
-        return KernelLinear(self._pack(weight, dtype=torch.float32))
+        """See `Operators.head`. Never int4, which costs the draft more agreement than bytes."""
+        quantization: Quantization | None = "int8" if self._quantization else None
+        packed = self._kernels.pack(weight, quantization=quantization, dtype=torch.float32)
+        return KernelLinear(packed)
 
     def swiglu(self, gate: torch.Tensor, up: torch.Tensor) -> Linear:
         """See `Operators.swiglu`."""
-        return KernelLinear(self._pack_swiglu(gate, up))
+        return KernelLinear(self._kernels.pack_swiglu(gate, up, quantization=self._quantization))
 
     def attention(
         self, qkv: torch.Tensor, rope: torch.Tensor, batch: TokenBatch, cache: KVCache, layer: int
@@ -62,18 +63,22 @@ class KernelOperators:
 
 
 def choose_operators(
-    dtype: torch.dtype, head_dim: int, *, int8: bool, kernel_dir: Path | None
+    dtype: torch.dtype,
+    head_dim: int,
+    *,
+    quantization: Quantization | None,
+    kernel_dir: Path | None,
 ) -> Operators:
     """The fastest operators that this machine can run.
 
     Args:
         dtype: of the model; the fused kernels are for bfloat16.
         head_dim: of the model; the fused kernels take multiples of HEAD_DIM_STEP.
-        int8: whether weights may be quantised (a draft's; the kernels' option).
+        quantization: of the weights, an option of the kernels for drafts; None keeps `dtype`.
         kernel_dir: where compiled kernels are kept; None keeps to PyTorch.
     """
     if dtype == torch.bfloat16 and kernel_dir is not None and head_dim % HEAD_DIM_STEP == 0:
         kernels = CpuKernels.load(kernel_dir, torch.get_num_threads())
         if kernels is not None:
-            return KernelOperators(kernels, int8=int8)
+            return KernelOperators(kernels, quantization)
     return TorchOperators()

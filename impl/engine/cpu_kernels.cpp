@@ -17,7 +17,8 @@
 //     panel: step 0 | columns 0-15, k 0..1 | columns 16-31, k 0..1 |   <- 128 bytes
 //            step 1 | columns 0-15, k 2..3 | columns 16-31, k 2..3 |
 //
-// Panels lie one behind the other, so a weight matrix is a single linear stream.
+// Panels lie one behind the other, so a weight matrix is a single linear stream. Weights of 4 bits have
+// panels of their own and are unpacked on the way (`tile_int4`).
 //
 // Batch invariance. A result is one chain of additions along k in a fixed order, whatever the number
 // of rows, the tile it falls into or the thread that runs it; what follows a chain (`finish`, the
@@ -49,6 +50,9 @@ constexpr int kColumns = 2 * kLanes;   // columns of one panel
 constexpr int kStepBytes = 128;        // bytes of one step of a panel
 constexpr int kUnroll = 4;             // `steps` of a linear layer is a multiple of this
 constexpr int kMaxRows = 12;           // rows of one tile: 2 * 12 accumulators of the 32 registers
+constexpr int kGroup = 32;             // inputs that share an int4 scale; a step has two groups
+constexpr int kInt4BlockBytes = 640;   // 16 columns of an int4 step: 8 vectors of levels and 2 more
+constexpr int kInt4RowBytes = 68;      // a row's share of an int4 step: 64 int8, 2 bfloat16
 constexpr int kCells = kColumns;       // cells of one block of attention
 constexpr int kQueryRows = 96;         // query rows that share one packing of a block of cells
 
@@ -122,23 +126,31 @@ void transpose(__m512i v[16]) {
   }
 }
 
-// Packs up to 32 rows of `row_bytes` into a panel of `steps`; rows and bytes that are missing are 0.
-void pack_panel(const char* rows, int64_t count, int64_t stride, int64_t row_bytes, int64_t steps,
-                char* panel) {
-  for (int block = 0; block < 2; ++block)
-    for (int64_t step = 0; step < steps; step += kLanes) {
-      int64_t bytes = std::min<int64_t>(64, row_bytes - 4 * step);
-      __mmask64 mask = bytes >= 64 ? ~0ull : (1ull << std::max<int64_t>(bytes, 0)) - 1;
-      __m512i v[16];
-      for (int i = 0; i < 16; ++i) {
-        int64_t row = kLanes * block + i;
-        v[i] = row < count ? _mm512_maskz_loadu_epi8(mask, rows + row * stride + 4 * step)
-                           : _mm512_setzero_si512();
-      }
-      transpose(v);
-      for (int i = 0; i < std::min<int64_t>(16, steps - step); ++i)
-        _mm512_store_si512(panel + (step + i) * kStepBytes + 64 * block, v[i]);
-    }
+// Up to 16 rows of bytes that lie `stride` apart.
+struct Block {
+  const char* rows;
+  int64_t count, stride, row_bytes;
+};
+
+// Bytes [offset, offset + 64) of 16 rows, transposed: lane i of `v[j]` is 4-byte group j of row i.
+// Rows and bytes that are missing are 0.
+void load_transposed(const Block& b, int64_t offset, __m512i v[16]) {
+  int64_t bytes = b.row_bytes - offset;
+  __mmask64 mask = bytes >= 64 ? ~0ull : (1ull << std::max<int64_t>(bytes, 0)) - 1;
+  for (int64_t i = 0; i < kLanes; ++i)
+    v[i] = i < b.count ? _mm512_maskz_loadu_epi8(mask, b.rows + i * b.stride + offset)
+                       : _mm512_setzero_si512();
+  transpose(v);
+}
+
+// Packs a block into one half of the steps of a panel.
+void pack_block(const Block& b, int64_t steps, char* panel) {
+  for (int64_t step = 0; step < steps; step += kLanes) {
+    __m512i v[16];
+    load_transposed(b, 4 * step, v);
+    for (int64_t i = 0; i < std::min<int64_t>(16, steps - step); ++i)
+      _mm512_store_si512(panel + (step + i) * kStepBytes, v[i]);
+  }
 }
 
 // --------------------------------------------------------------------------------- the micro-kernel
@@ -191,7 +203,63 @@ void tile(const char* x, int64_t x_stride, const char* panel, int64_t steps, cha
   }
 }
 
+// As `tile` for int4, one block of 16 columns after the other (layout: `pack_int4_block`). A weight is
+// scale * level + minimum, so that a group adds scale * sum(level x) + minimum * sum(x). The first sum
+// is of integers, with the levels 0..15 as the unsigned factor; the second comes with the row
+// (`pack_groups`), and both groups of a step take part in one bfloat16 product.
+template <int M>
+void tile_int4(const char* x, int64_t x_stride, const char* panel, int64_t steps, char* out,
+               int64_t out_stride, bool accumulate) {
+  __m512i nibble = _mm512_set1_epi8(15);
+  for (int b = 0; b < 2; ++b, out += 64) {
+    __m512 acc[M];
+    const char* base[(M + 2) / 3];
+#pragma GCC unroll 16
+    for (int m = 0; m < M; ++m)
+      acc[m] = accumulate ? *(const __m512*)(out + m * out_stride) : _mm512_setzero_ps();
+    for (int i = 0; i < (M + 2) / 3; ++i) base[i] = x + 3 * i * x_stride;
+    auto word = [&](int m, int offset) {
+      int value;
+      std::memcpy(&value, base[m / 3] + (m % 3) * x_stride + offset, 4);
+      return _mm512_set1_epi32(value);
+    };
+    for (int64_t step = 0; step < steps; ++step, panel += kInt4BlockBytes) {
+      __m512i minimum = _mm512_load_si512(panel + 9 * 64);
+#pragma GCC unroll 16
+      for (int m = 0; m < M; ++m) acc[m] = Bf16::dot(acc[m], word(m, 2 * kGroup), minimum);
+#pragma GCC unroll 2
+      for (int g = 0; g < 2; ++g) {
+        __m512i sum[M] = {};
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; ++j) {
+          __m512i both = _mm512_load_si512(panel + 64 * (4 * g + j));
+          __m512i low = _mm512_and_si512(both, nibble);
+          __m512i high = _mm512_and_si512(_mm512_srli_epi16(both, 4), nibble);
+#pragma GCC unroll 16
+          for (int m = 0; m < M; ++m) {
+            sum[m] = _mm512_dpbusd_epi32(sum[m], low, word(m, kGroup * g + 8 * j));
+            sum[m] = _mm512_dpbusd_epi32(sum[m], high, word(m, kGroup * g + 8 * j + 4));
+          }
+        }
+        const char* scales = panel + 8 * 64 + 2 * kLanes * g;
+        __m512 scale = _mm512_cvtph_ps(_mm256_load_si256((const __m256i*)scales));
+#pragma GCC unroll 16
+        for (int m = 0; m < M; ++m)
+          acc[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[m]), scale, acc[m]);
+      }
+      for (auto& p : base) p += kInt4RowBytes;
+    }
+#pragma GCC unroll 16
+    for (int m = 0; m < M; ++m) *(__m512*)(out + m * out_stride) = acc[m];
+  }
+}
+
 using Tile = void (*)(const char*, int64_t, const char*, int64_t, char*, int64_t, bool);
+
+template <size_t... I>
+constexpr std::array<Tile, sizeof...(I)> tiles_int4(std::index_sequence<I...>) {
+  return {tile_int4<I + 1>...};
+}
 
 template <class T, size_t... I>
 constexpr std::array<Tile, sizeof...(I)> tiles(std::index_sequence<I...>) {
@@ -199,6 +267,7 @@ constexpr std::array<Tile, sizeof...(I)> tiles(std::index_sequence<I...>) {
 }
 constexpr auto kBf16Tiles = tiles<Bf16>(std::make_index_sequence<kMaxRows>());
 constexpr auto kInt8Tiles = tiles<Int8>(std::make_index_sequence<kMaxRows>());
+constexpr auto kInt4Tiles = tiles_int4(std::make_index_sequence<kMaxRows>());
 
 // Calls body(first row, rows) for tiles of nearly equal size.
 template <class F>
@@ -280,10 +349,10 @@ void rms_norm_row(const bf16* x, int64_t n, const bf16* weight, float eps, bf16*
   }
 }
 
-// out = round(x / scale) + 128 with scale = max |x| / 127, which is returned. The maximum is taken
-// over the bits without sign, so that a NaN or an infinity reaches the scale and then the result.
-// Writes whole groups of 16 (what lies behind n meets weights of 0).
-float quantize_row(const bf16* x, int64_t n, uint8_t* out) {
+// out = round(x / scale) with scale = max |x| / 127, which is returned; `flip` of 0x80 adds 128. The
+// maximum is taken over the bits without sign, so that a NaN or an infinity reaches the scale and then
+// the result. Writes whole groups of 16 with 0 (+ 128) behind n.
+float quantize_row(const bf16* x, int64_t n, char flip, char* out) {
   __m512i bits = _mm512_setzero_si512();
   for (int64_t i = 0; i < n; i += kLanes) {
     __m512i v = _mm512_castps_si512(load_bf16(x + i, first(n - i)));
@@ -296,15 +365,31 @@ float quantize_row(const bf16* x, int64_t n, uint8_t* out) {
   for (int64_t i = 0; i < n; i += kLanes) {
     __mmask16 mask = first(n - i);
     __m512i q = _mm512_cvtps_epi32(_mm512_mul_ps(load_bf16(x + i, mask), inverse));
-    q = _mm512_max_epi32(_mm512_add_epi32(q, _mm512_set1_epi32(128)), _mm512_setzero_si512());
-    _mm_storeu_si128((__m128i*)(out + i), _mm512_cvtusepi32_epi8(q));
+    __m128i bytes = _mm_xor_si128(_mm512_cvtsepi32_epi8(q), _mm_set1_epi8(flip));
+    _mm_storeu_si128((__m128i*)(out + i), bytes);
   }
   return max / 127.f;
+}
+
+// Lays out a quantised row of `steps` times 64 values for `tile_int4`: the values of two groups, then
+// the groups' sums as bfloat16.
+void pack_groups(const char* values, int64_t steps, char* row) {
+  for (int64_t step = 0; step < steps; ++step, row += kInt4RowBytes) {
+    __m512i v = _mm512_loadu_si512(values + 2 * kGroup * step);
+    __m512i quads = _mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_set1_epi8(1), v);
+    float first_sum = _mm512_mask_reduce_add_epi32(0x00ff, quads);
+    float second_sum = _mm512_mask_reduce_add_epi32(0xff00, quads);
+    _mm512_storeu_si512(row, v);
+    __m128bh sums = _mm_cvtneps_pbh(_mm_setr_ps(first_sum, second_sum, 0.f, 0.f));
+    std::memcpy(row + 2 * kGroup, &sums, 4);
+  }
 }
 
 }  // namespace
 
 extern "C" {
+
+enum Format : int64_t { kBf16, kInt8, kInt4 };
 
 // A packed weight matrix; mirrored field by field in cpu_kernels.py. Behind the steps of a panel lie
 // what finishes its 32 columns, in the same stream because anything else would miss the cache:
@@ -314,24 +399,41 @@ extern "C" {
 // scale is the value of one unit of the weight, offset 128 * the sum of the column's weights. With
 // `swiglu` a panel holds 16 gate columns, then the 16 up columns that belong to them.
 struct Linear {
-  const char* weight;  // panels, 64-byte aligned
+  char* weight;  // panels, 64-byte aligned
   int64_t in_features, out_features, steps, panels, panel_bytes;
-  int64_t int8, bias, swiglu, float_out;
+  int64_t format, bias, swiglu, float_out;
 };
 
 }  // extern "C"
 
 namespace {
 
+// One step of a format: inputs it covers, bytes of a row and of a panel, and what `steps` is rounded to.
+struct Step {
+  int64_t inputs, row_bytes, panel_bytes, multiple;
+};
+
+const Step& step_of(const Linear& l) {
+  static constexpr Step kSteps[] = {{2, 4, kStepBytes, kUnroll},
+                                    {4, 4, kStepBytes, kUnroll},
+                                    {2 * kGroup, kInt4RowBytes, 2 * kInt4BlockBytes, 1}};
+  return kSteps[l.format];
+}
+
+char* tail_of(const Linear& l, int64_t panel) {
+  return l.weight + panel * l.panel_bytes + l.steps * step_of(l).panel_bytes;
+}
+
 // From one row of accumulators of one panel to its outputs: scale, bias, SwiGLU, residual, rounding.
 void finish(const Linear& l, int64_t panel, const char* acc, float x_scale, const bf16* residual,
             char* out) {
-  const char* tail = l.weight + panel * l.panel_bytes + l.steps * kStepBytes;
-  const char* bias = tail + (l.int8 ? 2 * kStepBytes : 0);
+  const char* tail = tail_of(l, panel);
+  const char* bias = tail + (l.format == kInt8 ? 2 * kStepBytes : 0);
   __m512 v[2];
   for (int b = 0; b < 2; ++b) {
     v[b] = ((const __m512*)acc)[b];
-    if (l.int8) {
+    if (l.format == kInt4) v[b] = _mm512_mul_ps(v[b], _mm512_set1_ps(x_scale));
+    if (l.format == kInt8) {
       __m512i sum = _mm512_sub_epi32(((const __m512i*)acc)[b], ((const __m512i*)tail)[b]);
       __m512 scale = ((const __m512*)(tail + kStepBytes))[b];
       scale = _mm512_mul_ps(scale, _mm512_set1_ps(x_scale));
@@ -359,32 +461,149 @@ void finish(const Linear& l, int64_t panel, const char* acc, float x_scale, cons
 struct Activations {
   const char* data;
   int64_t stride;       // bytes
-  const float* scale;   // [rows], int8 only
+  const float* scale;   // [rows], unless bf16
 };
 
 Activations prepare(const Linear& l, const bf16* x, int64_t rows, int64_t stride,
                     const bf16* norm_weight, float eps) {
-  thread_local Scratch rows_scratch, scale_scratch, norm_scratch;
-  int64_t n = l.in_features, bytes = 4 * l.steps;
-  if (!l.int8 && !norm_weight && 2 * n == bytes) return {(const char*)x, 2 * stride, nullptr};
+  thread_local Scratch rows_scratch, scale_scratch, norm_scratch, value_scratch;
+  int64_t n = l.in_features, bytes = l.steps * step_of(l).row_bytes;
+  if (l.format == kBf16 && !norm_weight && 2 * n == bytes) return {(const char*)x, 2 * stride, nullptr};
   char* data = rows_scratch.get<char>(rows * bytes);
   float* scale = scale_scratch.get<float>(rows);
   bf16* normed = norm_scratch.get<bf16>(n);
+  char* values = value_scratch.get<char>(bytes);
+  std::memset(values, 0, bytes);
   for (int64_t i = 0; i < rows; ++i) {
     char* row = data + i * bytes;
     const bf16* source = x + i * stride;
     if (norm_weight) {
-      rms_norm_row(source, n, norm_weight, eps, l.int8 ? normed : (bf16*)row);
+      rms_norm_row(source, n, norm_weight, eps, l.format == kBf16 ? (bf16*)row : normed);
       source = normed;
     }
-    if (l.int8)
-      scale[i] = quantize_row(source, n, (uint8_t*)row);
+    if (l.format == kInt4) {
+      scale[i] = quantize_row(source, n, 0, values);
+      pack_groups(values, l.steps, row);
+      continue;
+    }
+    if (l.format == kInt8)
+      scale[i] = quantize_row(source, n, (char)0x80, row);
     else if (!norm_weight)
       std::memcpy(row, source, 2 * n);
-    int64_t used = (l.int8 ? 1 : 2) * n;
+    int64_t used = (l.format == kInt8 ? 1 : 2) * n;
     std::memset(row + used, 0, bytes - used);
   }
   return {data, bytes, scale};
+}
+
+// ------------------------------------------------------------------------------------------ packing
+
+// The nearest of the levels 0..15.
+__m512 level(__m512 x) {
+  x = _mm512_roundscale_ps(x, 0);
+  return _mm512_max_ps(_mm512_setzero_ps(), _mm512_min_ps(_mm512_set1_ps(15.f), x));
+}
+
+// weight ~ scale * level + minimum; one group of each of 16 rows.
+struct Affine {
+  __m512 scale, minimum;
+};
+
+// The best of several fits of a group. Each spreads the group's range over `range` levels (beyond 15 it
+// clips both ends alike), and takes the least-squares line through (level, weight): of all lines, it
+// lessens the squared error most, by scale * sum(w q) + minimum * sum(w). Weights that are all equal
+// fit no line and are their minimum. Small ranges find the grid of weights that come from 4 bits.
+Affine fit(const __m512 w[kGroup]) {
+  __m512 low = w[0], high = w[0], sum_w = w[0], n = _mm512_set1_ps(kGroup);
+  for (int k = 1; k < kGroup; ++k) {
+    low = _mm512_min_ps(low, w[k]);
+    high = _mm512_max_ps(high, w[k]);
+    sum_w = _mm512_add_ps(sum_w, w[k]);
+  }
+  Affine best{_mm512_setzero_ps(), low};
+  __m512 best_gain = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
+  for (int range = 9; range <= 17; ++range) {
+    __m512 inverse = _mm512_div_ps(_mm512_set1_ps(range), _mm512_sub_ps(high, low));
+    __m512 clipped = _mm512_set1_ps(std::max(0.f, (range - 15) / 2.f));
+    __m512 sum_q = _mm512_setzero_ps(), sum_qq = sum_q, sum_wq = sum_q;
+    for (int k = 0; k < kGroup; ++k) {
+      __m512 q = level(_mm512_fmsub_ps(_mm512_sub_ps(w[k], low), inverse, clipped));
+      sum_q = _mm512_add_ps(sum_q, q);
+      sum_qq = _mm512_fmadd_ps(q, q, sum_qq);
+      sum_wq = _mm512_fmadd_ps(w[k], q, sum_wq);
+    }
+    __m512 spread = _mm512_fmsub_ps(n, sum_qq, _mm512_mul_ps(sum_q, sum_q));
+    __m512 slope = _mm512_fmsub_ps(n, sum_wq, _mm512_mul_ps(sum_w, sum_q));
+    Affine line{_mm512_div_ps(slope, spread), _mm512_setzero_ps()};
+    line.minimum = _mm512_div_ps(_mm512_fnmadd_ps(line.scale, sum_q, sum_w), n);
+    __m512 gain = _mm512_fmadd_ps(line.scale, sum_wq, _mm512_mul_ps(line.minimum, sum_w));
+    __mmask16 better = _mm512_cmp_ps_mask(gain, best_gain, _CMP_GT_OQ);
+    best.scale = _mm512_mask_mov_ps(best.scale, better, line.scale);
+    best.minimum = _mm512_mask_mov_ps(best.minimum, better, line.minimum);
+    best_gain = _mm512_mask_mov_ps(best_gain, better, gain);
+  }
+  return best;
+}
+
+// Quantises a group of 16 rows to the 4 vectors of levels at `out`. Lane c of vector j holds inputs 8 j
+// .. 8 j + 7 of column c: the first four in the low halves of its 4 bytes, the others in the high ones.
+void pack_levels(const __m512 w[kGroup], const Affine& affine, char* out) {
+  __mmask16 sloped = _mm512_cmp_ps_mask(affine.scale, _mm512_setzero_ps(), _CMP_NEQ_UQ);
+  __m512 inverse = _mm512_maskz_div_ps(sloped, _mm512_set1_ps(1.f), affine.scale);
+  auto q = [&](int k) {
+    __m512 x = _mm512_mul_ps(_mm512_sub_ps(w[k], affine.minimum), inverse);
+    return _mm512_cvtps_epi32(level(x));
+  };
+  for (int j = 0; j < 4; ++j) {
+    __m512i both = _mm512_setzero_si512();
+    for (int i = 0; i < 4; ++i) {
+      __m512i byte = _mm512_or_si512(q(8 * j + i), _mm512_slli_epi32(q(8 * j + 4 + i), 4));
+      both = _mm512_or_si512(both, _mm512_slli_epi32(byte, 8 * i));
+    }
+    _mm512_store_si512(out + 64 * j, both);
+  }
+}
+
+// Quantises a block of bfloat16 rows to int4. Each step is
+//
+//     levels of group 0 (4 vectors) | of group 1 | float16 scale[2][16] | bfloat16 minimum[16][2]
+void pack_int4_block(const Block& b, int64_t steps, char* out) {
+  for (int64_t step = 0; step < steps; ++step, out += kInt4BlockBytes)
+    for (int64_t g = 0; g < 2; ++g) {
+      __m512i pairs[16];
+      __m512 w[kGroup];
+      load_transposed(b, 2 * kGroup * (2 * step + g), pairs);
+      for (int i = 0; i < 16; ++i) {
+        w[2 * i] = _mm512_castsi512_ps(_mm512_slli_epi32(pairs[i], 16));
+        w[2 * i + 1] = _mm512_castsi512_ps(
+            _mm512_and_si512(pairs[i], _mm512_set1_epi32((int)0xffff0000)));
+      }
+      Affine affine = fit(w);
+      __m256i scale = _mm512_cvtps_ph(affine.scale, 0);
+      affine = {_mm512_cvtph_ps(scale), round_bf16(affine.minimum)};
+      pack_levels(w, affine, out + 4 * 64 * g);
+      _mm256_store_si256((__m256i*)(out + 8 * 64 + 2 * kLanes * g), scale);
+      alignas(64) bf16 minimum[kLanes];
+      store_bf16(minimum, affine.minimum);
+      for (int c = 0; c < kLanes; ++c) ((bf16*)(out + 9 * 64))[2 * c + g] = minimum[c];
+    }
+}
+
+// Quantises a block of bfloat16 rows to int8, packs it, and writes the offsets and scales.
+void pack_int8_block(const Block& b, int64_t steps, char* panel, char* tail) {
+  thread_local Scratch scratch;
+  int64_t width = 4 * steps;  // a multiple of 16
+  char* rows = scratch.get<char>(kLanes * width);
+  alignas(64) int32_t offset[kLanes] = {};
+  alignas(64) float scale[kLanes] = {};
+  for (int64_t i = 0; i < b.count; ++i) {
+    char* row = rows + i * width;
+    scale[i] = quantize_row((const bf16*)(b.rows + i * b.stride), b.row_bytes / 2, 0, row);
+    for (int64_t k = 0; k < width; ++k) offset[i] += 128 * (int8_t)row[k];
+  }
+  pack_block({rows, b.count, width, width}, steps, panel);
+  std::memcpy(tail, offset, sizeof(offset));
+  std::memcpy(tail + kStepBytes, scale, sizeof(scale));
 }
 
 // ---------------------------------------------------------------------------------------- attention
@@ -535,7 +754,9 @@ void attend(const Attention& a, const QueryTile& t, const bf16* qkv, const bf16*
   for (int64_t cell = 0; cell < last; cell += kCells) {
     const bf16* source = keys + t.kv_head * a.head_stride + cell * width;
     int64_t cells = std::min<int64_t>(kCells, end - cell);
-    pack_panel((const char*)source, cells, 2 * width, 2 * width, width / 2, panels);
+    for (int64_t b = 0; b < 2; ++b)
+      pack_block({(const char*)(source + kLanes * b * width), cells - kLanes * b, 2 * width, 2 * width},
+                 width / 2, panels + 64 * b);
     pack_values(source + a.value_offset, cells, width, value_panels);
     for_tiles(t.count, [&](int64_t row, int64_t count) {
       alignas(64) float scores[kMaxRows][kCells];
@@ -567,12 +788,39 @@ void attend(const Attention& a, const QueryTile& t, const bf16* qkv, const bf16*
 
 extern "C" {
 
-// Packs `count` rows of `row_bytes` into the steps of ceil(count / 32) panels.
-void pack_weight(const char* rows, int64_t count, int64_t row_bytes, int64_t steps,
-                 int64_t panel_bytes, char* out) {
-  for (int64_t row = 0; row < count; row += kColumns)
-    pack_panel(rows + row * row_bytes, std::min<int64_t>(count - row, kColumns), row_bytes, row_bytes,
-               steps, out + row / kColumns * panel_bytes);
+// Fills in `steps`, `panels` and `panel_bytes` from the other fields.
+void lay_out(Linear* l) {
+  const Step& step = step_of(*l);
+  int64_t unit = step.inputs * step.multiple, columns = l->swiglu ? kLanes : kColumns;
+  l->steps = (l->in_features + unit - 1) / unit * step.multiple;
+  l->panels = (l->out_features + columns - 1) / columns;
+  l->panel_bytes = l->steps * step.panel_bytes + (l->format == kInt8 ? 2 : 0) * kStepBytes +
+                   (l->bias ? kStepBytes : 0);
+}
+
+// Packs `weight` [out_features, in_features], with `swiglu` the gate's, `up` being the other half;
+// `bias` [out_features] where the layer has one.
+void pack_weight(const Linear* l, const bf16* weight, const bf16* up, const float* bias) {
+  int64_t row_bytes = 2 * l->in_features;
+  for (int64_t panel = 0; panel < l->panels; ++panel)
+    for (int64_t b = 0; b < 2; ++b) {
+      int64_t column = l->swiglu ? kLanes * panel : kColumns * panel + kLanes * b;
+      int64_t count = std::clamp<int64_t>(l->out_features - column, 0, kLanes);
+      const bf16* source = l->swiglu && b ? up : weight;
+      Block block{(const char*)(source + column * l->in_features), count, row_bytes, row_bytes};
+      char* out = l->weight + panel * l->panel_bytes;
+      char* tail = tail_of(*l, panel) + 64 * b;
+      if (l->format == kInt4)
+        pack_int4_block(block, l->steps, out + b * l->steps * kInt4BlockBytes);
+      else if (l->format == kInt8)
+        pack_int8_block(block, l->steps, out + 64 * b, tail);
+      else
+        pack_block(block, l->steps, out + 64 * b);
+      if (l->bias) {
+        char* place = tail + (l->format == kInt8 ? 2 * kStepBytes : 0);
+        _mm512_store_ps(place, _mm512_maskz_loadu_ps(first(count), bias + column));
+      }
+    }
 }
 
 // out = [SwiGLU] (norm(x) W^T + bias) + residual. Strides in elements. A panel stays in the L2 cache
@@ -581,7 +829,8 @@ void linear(const Linear* l, const bf16* x, int64_t rows, int64_t x_stride, cons
             double eps, const bf16* residual, int64_t residual_stride, char* out, int64_t out_stride,
             int64_t threads) {
   Activations a = prepare(*l, x, rows, x_stride, norm_weight, eps);
-  const auto& kernels = l->int8 ? kInt8Tiles : kBf16Tiles;
+  const auto& kernels =
+      l->format == kInt4 ? kInt4Tiles : l->format == kInt8 ? kInt8Tiles : kBf16Tiles;
   int64_t out_bytes = out_stride * (l->float_out ? 4 : 2);
   parallel(l->panels, threads, [&](int64_t begin, int64_t end) {
     alignas(64) char acc[kMaxRows * kStepBytes];
@@ -590,7 +839,7 @@ void linear(const Linear* l, const bf16* x, int64_t rows, int64_t x_stride, cons
       for_tiles(rows, [&](int64_t row, int64_t count) {
         kernels[count - 1](a.data + row * a.stride, a.stride, panel, l->steps, acc, kStepBytes, false);
         for (int64_t i = 0; i < count; ++i)
-          finish(*l, p, acc + i * kStepBytes, l->int8 ? a.scale[row + i] : 0.f,
+          finish(*l, p, acc + i * kStepBytes, a.scale ? a.scale[row + i] : 0.f,
                  residual ? residual + (row + i) * residual_stride : nullptr,
                  out + (row + i) * out_bytes);
       });

@@ -18,9 +18,9 @@ import subprocess
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
-import torch.nn.functional as F
 
 from impl.engine.kv_cache import KVCache
 from impl.engine.token_batch import TokenBatch
@@ -33,10 +33,10 @@ _FLAGS = (
     "-O3", "-std=c++20", "-shared", "-fPIC", "-pthread", "-ffp-contract=off",
     *(f"-m{feature.replace('512_', '512')}" for feature in _FEATURES),
 )  # fmt: skip
-_PANEL_COLUMNS, _STEP_BYTES = 32, 128
-_UNROLL_BYTES = 16  # bytes of a row that one turn of the inner loop takes
 _HUGE_PAGE = 2 << 20
-_QUANTIZE_ROWS = 4096  # rows quantised at a time: bounds the float32 copy
+_FORMATS = {None: 0, "int8": 1, "int4": 2}  # `Format` of the C++ source
+
+Quantization = Literal["int8", "int4"]
 
 
 class KernelsUnavailableError(Exception):
@@ -51,7 +51,7 @@ class _Linear(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("in_features", "out_features", "steps", "panels")),
         *(
             (name, ctypes.c_int64)
-            for name in ("panel_bytes", "int8", "bias", "swiglu", "float_out")
+            for name in ("panel_bytes", "format", "bias", "swiglu", "float_out")
         ),
     )
 
@@ -124,7 +124,8 @@ def _bind(path: Path) -> ctypes.CDLL:
         raise KernelsUnavailableError(f"cannot load {path}: {error}") from error
     pointer, integer, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
     arguments = {
-        "pack_weight": (pointer, integer, integer, integer, integer, pointer),
+        "lay_out": (pointer,),
+        "pack_weight": (pointer, pointer, pointer, pointer),
         "linear": (pointer, pointer, integer, integer, pointer, real, pointer, integer, pointer,
                    integer, integer),
         "rms_norm": (pointer, integer, integer, integer, pointer, real, pointer, integer),
@@ -147,21 +148,8 @@ def _huge_page_bytes(size: int) -> torch.Tensor:
     return whole[offset : offset + size]
 
 
-def _round_up(n: int, multiple: int) -> int:
-    return -(-n // multiple) * multiple
-
-
-def _interleave(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """16 rows of gate, the 16 rows of up that belong to them, and so on; [2 n, ...], n padded."""
-    blocks = []
-    for rows in (gate, up):
-        padding = rows.new_zeros(-len(rows) % 16, *rows.shape[1:])
-        blocks.append(torch.cat((rows, padding)).view(-1, 16, *rows.shape[1:]))
-    return torch.stack(blocks, dim=1).flatten(0, 2)
-
-
 class PackedLinear:
-    """A linear layer whose weight is packed for the kernels; build it with `CpuKernels.pack_*`.
+    """A linear layer whose weight is packed for the kernels; build it with `CpuKernels.pack*`.
 
     Attributes:
         in_features, out_features: the layer's shape.
@@ -175,41 +163,38 @@ class PackedLinear:
         threads: int,
         weight: torch.Tensor,
         *,
-        out_features: int,
+        up: torch.Tensor | None = None,
         bias: torch.Tensor | None = None,
-        scale: torch.Tensor | None = None,
-        swiglu: bool = False,
+        quantization: Quantization | None = None,
         dtype: torch.dtype = torch.bfloat16,
     ) -> None:
-        """Packs `weight` [columns, in_features], bfloat16, or int8 with `scale` [columns]."""
-        if weight.dtype not in (torch.bfloat16, torch.int8) or weight.dim() != 2:
-            raise ValueError(f"weight: want 2-d bfloat16 or int8, got {weight.dtype}")
-        weight = weight.contiguous()
-        columns, self.in_features = weight.shape
-        tails = [] if bias is None else [bias.float()]
-        if scale is not None:
-            tails = [128 * weight.sum(1, dtype=torch.int32), scale, *tails]
-        row_bytes = self.in_features * weight.element_size()
-        steps = _round_up(row_bytes, _UNROLL_BYTES) // 4
-        panels = -(-columns // _PANEL_COLUMNS)
-        panel_bytes = (steps + len(tails)) * _STEP_BYTES
-        packed = _huge_page_bytes(panels * panel_bytes)
-        library.pack_weight(
-            weight.data_ptr(), columns, row_bytes, steps, panel_bytes, packed.data_ptr()
-        )
-        for i, tail in enumerate(tails, start=steps):
-            padded = F.pad(tail, (0, panels * _PANEL_COLUMNS - columns)).view(panels, -1)
-            place = slice(i * _STEP_BYTES, (i + 1) * _STEP_BYTES)
-            packed.view(panels, panel_bytes)[:, place] = padded.view(torch.uint8)
-        self.weight = packed
+        """Packs `weight` [out, in], or a SwiGLU layer of `weight` (the gate) and `up`."""
+        sources = [weight] if up is None else [weight, up]
+        for source in sources:
+            got = f"{source.dtype} {list(source.shape)}"
+            if source.dtype != torch.bfloat16 or source.dim() != 2:
+                raise ValueError(f"weight: want 2-d bfloat16, got {got}")
+            if source.shape != weight.shape:
+                raise ValueError(f"up: want 2-d bfloat16 {list(weight.shape)}, got {got}")
+        sources = [source.contiguous() for source in sources]
+        bias = None if bias is None else bias.float().contiguous()
+        self.out_features, self.in_features = weight.shape
+        self.dtype = dtype
         self._struct = _Linear(
-            packed.data_ptr(), self.in_features, out_features, steps, panels, panel_bytes,
-            weight.dtype == torch.int8, bias is not None, swiglu, dtype == torch.float32,
+            in_features=self.in_features, out_features=self.out_features,
+            format=_FORMATS[quantization], bias=bias is not None, swiglu=up is not None,
+            float_out=dtype == torch.float32,
         )  # fmt: skip
         self._address = ctypes.addressof(self._struct)
         self._linear, self._threads = library.linear, threads
-        self.out_features, self.dtype = out_features, dtype
-        self.weight_bytes = len(packed)
+        library.lay_out(self._address)
+        self.weight_bytes = self._struct.panels * self._struct.panel_bytes
+        self.weight = _huge_page_bytes(self.weight_bytes)
+        self._struct.weight = self.weight.data_ptr()
+        library.pack_weight(
+            self._address, sources[0].data_ptr(), sources[-1].data_ptr(),
+            None if bias is None else bias.data_ptr(),
+        )  # fmt: skip
 
     def __call__(
         self,
@@ -245,20 +230,6 @@ class PackedLinear:
             out.data_ptr(), out.stride(0), self._threads,
         )  # fmt: skip
         return out
-
-
-def quantize_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Symmetric int8 per row: q [n, k] and scale float32 [n] with weight ~ q * scale."""
-    quantized = torch.empty(weight.shape, dtype=torch.int8)
-    scale = torch.empty(len(weight), dtype=torch.float32)
-    for begin in range(0, len(weight), _QUANTIZE_ROWS):
-        rows = slice(begin, begin + _QUANTIZE_ROWS)
-        block = weight[rows].float()
-        largest = block.abs().amax(1)
-        scale[rows] = largest / 127
-        inverse = torch.full_like(largest, 127.0).div_(largest).where(largest > 0, 0.0)
-        quantized[rows] = (block * inverse[:, None]).round_().to(torch.int8)
-    return quantized, scale
 
 
 @dataclass(frozen=True)
@@ -346,45 +317,33 @@ class CpuKernels:
             return str(error)
         return None
 
-    def pack_bf16(
+    def pack(
         self,
         weight: torch.Tensor,
         bias: torch.Tensor | None = None,
         *,
+        quantization: Quantization | None = None,
         dtype: torch.dtype = torch.bfloat16,
     ) -> PackedLinear:
-        """A layer of bfloat16 weight [out, in] and bias [out] with results of `dtype`."""
+        """A layer of bfloat16 weight [out, in] and bias [out] with results of `dtype`.
+
+        Args:
+            weight: quantised here if at all.
+            bias: added in float32.
+            quantization: "int8", symmetric per output, or "int4", a scale and a minimum per output
+                and group of 32 inputs; activations are then int8, symmetric per token. None keeps
+                bfloat16.
+            dtype: bfloat16 or float32.
+        """
         return PackedLinear(
-            self._library, self.threads, weight, out_features=len(weight), bias=bias, dtype=dtype
+            self._library, self.threads, weight, bias=bias, quantization=quantization, dtype=dtype
         )
 
-    def pack_int8(
-        self,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None = None,
-        *,
-        dtype: torch.dtype = torch.bfloat16,
+    def pack_swiglu(
+        self, gate: torch.Tensor, up: torch.Tensor, *, quantization: Quantization | None = None
     ) -> PackedLinear:
-        """As `pack_bf16`, with int8 weights (symmetric per output) and activations (per token)."""
-        quantized, scale = quantize_weight(weight)
-        return PackedLinear(
-            self._library, self.threads, quantized,
-            out_features=len(weight), bias=bias, scale=scale, dtype=dtype,
-        )  # fmt: skip
-
-    def pack_swiglu_bf16(self, gate: torch.Tensor, up: torch.Tensor) -> PackedLinear:
-        """silu(x G^T) * (x U^T) as one layer, of bfloat16 weights [out, in]."""
-        return PackedLinear(
-            self._library, self.threads, _interleave(gate, up), out_features=len(gate), swiglu=True
-        )
-
-    def pack_swiglu_int8(self, gate: torch.Tensor, up: torch.Tensor) -> PackedLinear:
-        """As `pack_swiglu_bf16`, quantised as in `pack_int8`."""
-        quantized, scale = quantize_weight(_interleave(gate, up))
-        return PackedLinear(
-            self._library, self.threads, quantized,
-            out_features=len(gate), scale=scale, swiglu=True,
-        )  # fmt: skip
+        """silu(x G^T) * (x U^T) as one layer, of bfloat16 weights [out, in]; see `pack`."""
+        return PackedLinear(self._library, self.threads, gate, up=up, quantization=quantization)
 
     def attention(
         self, qkv: torch.Tensor, rope: torch.Tensor, batch: TokenBatch, cache: KVCache, layer: int

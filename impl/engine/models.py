@@ -11,6 +11,7 @@ from harness.decoder import DecoderSetup
 from harness.errors import ModelError
 from impl.engine.architecture import TransformerConfig
 from impl.engine.backends import choose_operators
+from impl.engine.cpu_kernels import Quantization
 from impl.engine.loader import load_transformer, read_config
 from impl.engine.transformer import Transformer
 
@@ -24,7 +25,8 @@ class ModelSpec:
         dtype: of weights and activations, by its torch name.
         head_size: keep only the logits of this many most frequent tokens (a draft's trimmed head);
             None keeps all.
-        int8: quantise the linear layers where the CPU kernels can run them (a draft's option).
+        quantization: of the linear layers where the CPU kernels run them, "int8" or "int4" (with an
+            int8 head); a draft's option. None keeps `dtype`.
         kernel_dir: where compiled CPU kernels are kept; None runs on PyTorch alone.
         vocab_limit: drop the logits of ids from here on (a draft padded beyond its target).
     """
@@ -32,7 +34,7 @@ class ModelSpec:
     folder: Path
     dtype: str = "bfloat16"
     head_size: int | None = None
-    int8: bool = False
+    quantization: Quantization | None = None
     kernel_dir: Path | None = None
     vocab_limit: int | None = None
 
@@ -40,7 +42,9 @@ class ModelSpec:
         """Reads and packs the weights."""
         dtype = getattr(torch, self.dtype)
         head_dim = TransformerConfig.from_hf(read_config(self.folder)).head_dim
-        operators = choose_operators(dtype, head_dim, int8=self.int8, kernel_dir=self.kernel_dir)
+        operators = choose_operators(
+            dtype, head_dim, quantization=self.quantization, kernel_dir=self.kernel_dir
+        )
         return load_transformer(
             self.folder, dtype=dtype, head_ids=self.head_ids(), operators=operators
         )

@@ -37,14 +37,14 @@ def onednn(weight: torch.Tensor, count: int):
     return lambda x: [linear(x, weight, None, "none", [], "") for weight in packed]
 
 
-@pytest.mark.parametrize("kind", ["bf16", "int8"])
+@pytest.mark.parametrize("kind", ["bf16", "int8", "int4"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_linear_beside_reading_its_weights(interleaved, note, kernels, kind, shape):
     weight = torch.randn(*SHAPES[shape]).bfloat16()
-    pack = getattr(kernels, f"pack_{kind}")
-    first = pack(weight)
+    quantization = None if kind == "bf16" else kind
+    first = kernels.pack(weight, quantization=quantization)
     count = -(-STREAM_BYTES // first.weight_bytes)
-    layers = [first, *(pack(weight) for _ in range(count - 1))]
+    layers = [first, *(kernels.pack(weight, quantization=quantization) for _ in range(count - 1))]
     theirs = onednn(weight, count) if kind == "bf16" else None
 
     functions = {"read": lambda: [kernels.read_memory(layer.weight) for layer in layers]}

@@ -1,4 +1,4 @@
-"""The engine on SmolLM2-135M's real weights, out of its GGUF file, against transformers in float32."""
+"""The engine on SmolLM2-135M's real weights, out of the GGUF file, against transformers."""
 
 import pytest
 import torch
@@ -68,7 +68,7 @@ def test_prefill_steps_and_a_tree_pass_equal_transformers(exact, ids, reference)
 
 
 def test_the_bfloat16_kernels_rank_tokens_as_transformers_does(folder, ids, reference, tmp_path):
-    operators = choose_operators(torch.bfloat16, 64, int8=False, kernel_dir=tmp_path)
+    operators = choose_operators(torch.bfloat16, 64, quantization=None, kernel_dir=tmp_path)
     model = load_transformer(folder, dtype=torch.bfloat16, operators=operators)
     batch = TokenBatch.causal([(0, 0, ids)], model.device)
     logits = model.forward(batch, model.new_cache(1, len(ids)))

@@ -13,11 +13,12 @@ import torch.nn.functional as F
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
 from impl.engine import cpu_kernels
-from impl.engine.cpu_kernels import CpuKernels, PackedLinear
+from impl.engine.cpu_kernels import CpuKernels, PackedLinear, Quantization
 from impl.engine.kv_cache import KVCache
 from impl.engine.token_batch import Segment, TokenBatch
 
 UNIT = 2.0**-8
+QUANTIZATIONS: tuple[Quantization | None, ...] = (None, "int8", "int4")
 ROWS = (*range(1, 18), 40)
 # out, in: whole blocks; neither out nor in whole; SmolLM2-135M qkv; Qwen2.5-0.5B down.
 SHAPES = ((64, 64), (37, 51), (960, 576), (896, 4864))
@@ -74,7 +75,7 @@ def test_bf16_linear_is_the_float64_product_rounded_once(
     weight, bias = normal(out_features, in_features), normal(out_features)
     x, residual = normal(rows, in_features), normal(rows, out_features)
     exact = x.double() @ weight.double().T + bias.double() + residual.double()
-    y = kernels.pack_bf16(weight, bias)(x, residual=residual)
+    y = kernels.pack(weight, bias)(x, residual=residual)
     assert y.shape == (rows, out_features)
     assert y.dtype == torch.bfloat16
     assert_within(y, exact, product_bound(x, weight, exact) + UNIT * 1e-3)
@@ -93,7 +94,7 @@ def test_int8_linear_is_the_product_of_the_quantised_values(
     q_weight, scale = by_hand_int8(weight)
     q_x, x_scale = by_hand_int8(x)
     exact = (q_x @ q_weight.T) * (x_scale[:, None] * scale) + bias.double()
-    y = kernels.pack_int8(weight, bias)(x)
+    y = kernels.pack(weight, bias, quantization="int8")(x)
     assert_within(y, exact, UNIT * exact.abs() + 1e-5 * (1 + bias.double().abs()))
 
 
@@ -104,15 +105,79 @@ def by_hand_int8(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return integers.double(), (largest / 127).double()
 
 
+def dequantised_int8(rows: torch.Tensor) -> torch.Tensor:
+    integers, scale = by_hand_int8(rows)
+    return integers * scale[:, None]
+
+
+def levels_of(kernels: CpuKernels, weight: torch.Tensor) -> torch.Tensor:
+    """The int4 weights as numbers: what the layer makes of the rows of the identity.
+
+    A row of the identity is quantised without error, to 127 and a scale of 1 / 127.
+    """
+    layer = kernels.pack(weight, quantization="int4", dtype=torch.float32)
+    return layer(torch.eye(weight.shape[1]).bfloat16()).double().T
+
+
+def least_squared_error(group: torch.Tensor) -> float:
+    """Of any 16 equally spaced levels that a dense search finds for a group of weights."""
+    low, spread = group.min(), group.max() - group.min()
+    begin = (low + spread * torch.linspace(-0.1, 0.2, 61))[:, None, None]
+    scale = (spread / torch.linspace(9, 18, 181))[:, None]
+    nearest = begin + ((group - begin) / scale).round().clamp(0, 15) * scale
+    return float(((nearest - group) ** 2).sum(-1).min())
+
+
+def test_int4_groups_are_fitted_nearly_as_well_as_they_can_be(kernels: CpuKernels) -> None:
+    weight = 0.02 * normal(37, 96)
+    found, exact = (w.double().reshape(-1, 32) for w in (levels_of(kernels, weight), weight))
+    best = sum(least_squared_error(row) for row in exact)
+    assert float(((found - exact) ** 2).sum()) <= 1.12 * best
+
+
+def test_int4_keeps_weights_that_16_levels_can_hold(kernels: CpuKernels) -> None:
+    """By hand: steps of a power of two from some minimum, equal weights, and zeros lose nothing."""
+    levels = torch.arange(16.0).repeat(4)
+    weight = torch.stack(
+        (levels / 64 - 0.125, 0.25 - levels / 1024, 5 - levels % 10, 0 * levels + 0.3, 0 * levels)
+    ).bfloat16()
+    torch.testing.assert_close(levels_of(kernels, weight), weight.double(), rtol=1e-5, atol=1e-6)
+
+
+def grouped(values: torch.Tensor) -> torch.Tensor:
+    """[n, k] -> [n, groups, 32], padded with zeros."""
+    return F.pad(values, (0, -values.shape[1] % 32)).unflatten(1, (-1, 32))
+
+
+def minimum_bound(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """The sum of a group's x, which multiplies the group's minimum, is rounded to bfloat16."""
+    return UNIT * grouped(x).sum(2).abs() @ grouped(weight).abs().amax(2).T
+
+
+@pytest.mark.parametrize(("out_features", "in_features"), SHAPES)
+@pytest.mark.parametrize("rows", [1, 6, 13])
+def test_int4_linear_is_the_product_of_the_quantised_values(
+    kernels: CpuKernels, out_features: int, in_features: int, rows: int
+) -> None:
+    weight, bias = normal(out_features, in_features), normal(out_features)
+    x, residual = normal(rows, in_features), normal(rows, out_features)
+    near_x, near_weight = dequantised_int8(x), levels_of(kernels, weight)
+    exact = near_x @ near_weight.T + bias.double() + residual.double()
+    y = kernels.pack(weight, bias, quantization="int4")(x, residual=residual)
+    assert_within(y, exact, UNIT * exact.abs() + minimum_bound(near_x, near_weight) + 1e-3)
+
+
 @pytest.mark.parametrize("inner", [48, 40])  # whole and broken blocks of 16
-@pytest.mark.parametrize("kind", ["bf16", "int8"])
-def test_swiglu_is_silu_of_gate_times_up(kernels: CpuKernels, inner: int, kind: str) -> None:
-    gate, up, x = normal(inner, 96), normal(inner, 96), normal(7, 96)
-    layer = getattr(kernels, f"pack_swiglu_{kind}")(gate, up)
-    if kind == "int8":
-        pair = [q * s[:, None] for q, s in (by_hand_int8(gate), by_hand_int8(up))]
-        q_x, s_x = by_hand_int8(x)
-        exact_x = q_x * s_x[:, None]
+@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+def test_swiglu_is_silu_of_gate_times_up(
+    kernels: CpuKernels, inner: int, quantization: Quantization | None
+) -> None:
+    gate, up, half = normal(inner, 96), normal(inner, 96), normal(7, 48)
+    x = torch.stack((half, -half), dim=2).flatten(1)  # sums of groups are 0: int4 rounds nothing
+    layer = kernels.pack_swiglu(gate, up, quantization=quantization)
+    if quantization:
+        by_hand = {"int8": dequantised_int8, "int4": lambda w: levels_of(kernels, w)}[quantization]
+        pair, exact_x = [by_hand(gate), by_hand(up)], dequantised_int8(x)
     else:
         pair, exact_x = [gate.double(), up.double()], x.double()
     exact = F.silu(exact_x @ pair[0].T) * (exact_x @ pair[1].T)
@@ -121,13 +186,13 @@ def test_swiglu_is_silu_of_gate_times_up(kernels: CpuKernels, inner: int, kind: 
 
 def test_result_in_float32_is_not_rounded_to_bfloat16(kernels: CpuKernels) -> None:
     weight, x = normal(100, 64), normal(3, 64)
-    y = kernels.pack_bf16(weight, dtype=torch.float32)(x)
+    y = kernels.pack(weight, dtype=torch.float32)(x)
     assert y.dtype == torch.float32
     torch.testing.assert_close(y.double(), x.double() @ weight.double().T, rtol=1e-5, atol=1e-5)
 
 
 def test_zero_rows_and_strided_rows(kernels: CpuKernels) -> None:
-    layer, wide = kernels.pack_bf16(normal(40, 64)), normal(5, 100)
+    layer, wide = kernels.pack(normal(40, 64)), normal(5, 100)
     assert layer(wide[:0, :64]).shape == (0, 40)
     assert torch.equal(layer(wide[:, :64]), layer(wide[:, :64].contiguous()))
     out = torch.zeros(5, 50, dtype=torch.bfloat16)
@@ -136,8 +201,11 @@ def test_zero_rows_and_strided_rows(kernels: CpuKernels) -> None:
     assert not out[:, 40:].any()
 
 
-def test_int8_keeps_a_broken_row_visible_and_to_itself(kernels: CpuKernels) -> None:
-    layer, x = kernels.pack_int8(normal(32, 64)), normal(4, 64)
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_quantised_layer_keeps_a_broken_row_visible_and_to_itself(
+    kernels: CpuKernels, quantization: Quantization
+) -> None:
+    layer, x = kernels.pack(normal(32, 64), quantization=quantization), normal(4, 64)
     clean = layer(x)
     x[1, 5], x[2, 7] = float("nan"), float("inf")
     broken = layer(x)
@@ -145,44 +213,62 @@ def test_int8_keeps_a_broken_row_visible_and_to_itself(kernels: CpuKernels) -> N
     assert torch.equal(broken[[0, 3]], clean[[0, 3]])
 
 
-def test_int8_row_of_zeros_gives_the_bias(kernels: CpuKernels) -> None:
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_quantised_row_of_zeros_gives_the_bias(
+    kernels: CpuKernels, quantization: Quantization
+) -> None:
     bias = normal(32)
-    y = kernels.pack_int8(normal(32, 64), bias)(torch.zeros(1, 64, dtype=torch.bfloat16))
-    assert torch.equal(y[0], bias)
+    layer = kernels.pack(normal(32, 64), bias, quantization=quantization)
+    assert torch.equal(layer(torch.zeros(1, 64, dtype=torch.bfloat16))[0], bias)
+
+
+def test_weights_of_another_type_or_shape_are_refused(kernels: CpuKernels) -> None:
+    with pytest.raises(ValueError, match=r"want 2-d bfloat16, got torch\.float32"):
+        kernels.pack(torch.zeros(8, 64))
+    with pytest.raises(ValueError, match=r"want 2-d bfloat16 \[8, 64\], got .* \[9, 64\]"):
+        kernels.pack_swiglu(normal(8, 64), normal(9, 64))
 
 
 def test_wrong_width_is_refused(kernels: CpuKernels) -> None:
     with pytest.raises(ValueError, match="x: 65 features, the layer takes 64"):
-        kernels.pack_bf16(normal(8, 64))(normal(1, 65))
+        kernels.pack(normal(8, 64))(normal(1, 65))
 
 
-def build(kernels: CpuKernels, kind: str, out_features: int, in_features: int) -> PackedLinear:
+def build(
+    kernels: CpuKernels,
+    swiglu: bool,
+    quantization: Quantization | None,
+    out_features: int,
+    in_features: int,
+) -> PackedLinear:
     """A layer that is the same at every call; results in float32 where possible hide nothing."""
     torch.manual_seed(1)
     weight, other = normal(out_features, in_features), normal(out_features, in_features)
-    pack = getattr(kernels, f"pack_{kind}")
-    layer = (
-        pack(weight, other)
-        if "swiglu" in kind
-        else pack(weight, normal(out_features), dtype=torch.float32)
-    )
-    assert isinstance(layer, PackedLinear)
-    return layer
+    if swiglu:
+        return kernels.pack_swiglu(weight, other, quantization=quantization)
+    bias = normal(out_features)
+    return kernels.pack(weight, bias, quantization=quantization, dtype=torch.float32)
 
 
-@pytest.mark.parametrize("kind", ["bf16", "int8", "swiglu_bf16", "swiglu_int8"])
+@pytest.mark.parametrize("swiglu", [False, True])
+@pytest.mark.parametrize("quantization", QUANTIZATIONS)
 @pytest.mark.parametrize(("out_features", "in_features"), [(37, 51), (960, 576)])
 def test_a_row_has_the_same_bits_in_every_batch(
-    kernels: CpuKernels, two_threads: CpuKernels, kind: str, out_features: int, in_features: int
+    kernels: CpuKernels,
+    two_threads: CpuKernels,
+    swiglu: bool,
+    quantization: Quantization | None,
+    out_features: int,
+    in_features: int,
 ) -> None:
     x, residual = normal(40, in_features), normal(40, out_features)
     norm = normal(in_features)
-    one = build(kernels, kind, out_features, in_features)
+    one = build(kernels, swiglu, quantization, out_features, in_features)
     alone = torch.cat(
         [one(x[i : i + 1], norm_weight=norm, eps=1e-6, residual=residual[i : i + 1])
          for i in range(40)]
     )  # fmt: skip
-    for layer in (one, build(two_threads, kind, out_features, in_features)):
+    for layer in (one, build(two_threads, swiglu, quantization, out_features, in_features)):
         for rows in ROWS:
             tail = slice(40 - rows, 40)
             y = layer(x[tail], norm_weight=norm, eps=1e-6, residual=residual[tail])
@@ -206,7 +292,8 @@ def test_rms_norm_is_hugging_faces(kernels: CpuKernels, size: int) -> None:
 
 def test_fused_norm_is_the_norm_then_the_layer(kernels: CpuKernels) -> None:
     x, weight = normal(9, 576), normal(576)
-    for layer in (kernels.pack_bf16(normal(64, 576)), kernels.pack_int8(normal(64, 576))):
+    for quantization in QUANTIZATIONS:
+        layer = kernels.pack(normal(64, 576), quantization=quantization)
         fused = layer(x, norm_weight=weight, eps=1e-5)
         assert torch.equal(fused, layer(kernels.rms_norm(x, weight, 1e-5)))
 
