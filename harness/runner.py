@@ -121,6 +121,8 @@ def verify(
     Raises:
         StoreError: no run directory, or weights or prompts that are no longer those of the run.
     """
+    import torch
+
     from impl.engine import loader
 
     store = RunStore.open(directory)
@@ -128,6 +130,7 @@ def verify(
     given = {name: place for name, place in places.items() if place is not None}
     config = RunConfig.model_validate({**store.manifest["config"], **given})
     prompt_sets = _prompt_sets(config)
+    torch.set_num_threads(len(config.placement.target_cores))  # as the run had; more may spin
     try:
         cache = default_cache_dir(config.cache_dir)
         pair = resolve(_named_pair(config), cache, progress=progress.download)

@@ -21,6 +21,7 @@ Floats = NDArray[np.float64]
 LEAST_TOKENS = 20  # of a stratum that is tested at all
 SETS = {  # name of the test -> columns: whether the token is in the set, the set's mass under p
     "argmax": ("is_argmax", "argmax_p"),
+    "end of sequence": ("is_end", "end_p"),
     "draft top 1": ("in_draft_top1", "draft_top1_p"),
     "draft top 3": ("in_draft_top3", "draft_top3_p"),
 }
@@ -40,12 +41,22 @@ def run_tests(tokens: pd.DataFrame, *, exact_support: bool) -> list[TestOutcome]
         for stratum in strata(tokens)
         for outcome in _stratum_tests(tokens[stratum.mask], stratum)
     ]
-    serial = pit.serial_correlation(_column(tokens, "u"), tokens["output"].to_numpy())
     return [
         *found,
-        *([serial] if serial else []),
+        *_order_tests(tokens),
         *([pit.rarest_token(_column(tokens, "p_tail"))] if exact_support else []),
     ]
+
+
+def _order_tests(tokens: pd.DataFrame) -> Iterator[TestOutcome]:
+    """Tests of the random numbers: by token id, and of neighbours in a text."""
+    output = tokens["output"].to_numpy()
+    if len(tokens) >= LEAST_TOKENS:
+        yield pit.uniformity(_column(tokens, "u_by_id"), name="pit by id")
+    for column, name in (("u", "pit serial"), ("u_by_id", "pit by id serial")):
+        outcome = pit.serial_correlation(_column(tokens, column), output, name)
+        if outcome:
+            yield outcome
 
 
 def _stratum_tests(tokens: pd.DataFrame, stratum: Stratum) -> Iterator[TestOutcome]:

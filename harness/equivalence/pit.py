@@ -8,6 +8,10 @@ tie), the token x becomes
 Given any prefix u is uniform if and only if x was drawn from p (Rosenblatt 1952; Smith 1985), so
 over all prefixes the u are independent uniforms. Sees every kind of bias a little; the directed
 tests (`harness.equivalence.martingale`) see the kinds that happen much better.
+
+Any other fixed order of the tokens does as well. In the order of ids the u show faults of the
+random numbers: a draw by inverse CDF goes through the ids in order, so a number that is used twice
+favours low or high ids among equally likely tokens, which no ranking by probability can tell apart.
 """
 
 from __future__ import annotations
@@ -36,18 +40,20 @@ def fresh_uniforms(key: str, count: int) -> Floats:
     return np.random.default_rng(int.from_bytes(digest, "little")).random(count)
 
 
-def transform(p_above: Floats, p_token: Floats, uniforms: Floats) -> Floats:
-    """The value u of each token, [n]; see the module docstring."""
-    return np.minimum(p_above + uniforms * p_token, 1.0)  # float32 rows may sum to 1 + 1e-7
+def transform(p_before: Floats, p_token: Floats, uniforms: Floats) -> Floats:
+    """The value u of each token, [n], from the mass of the tokens that come before it."""
+    return np.minimum(p_before + uniforms * p_token, 1.0)  # float32 rows may sum to 1 + 1e-7
 
 
-def uniformity(u: Floats, stratum: str = "all") -> TestOutcome:
+def uniformity(u: Floats, stratum: str = "all", name: str = "pit") -> TestOutcome:
     """Kolmogorov-Smirnov test that the values [n] are uniform on [0, 1]; exact for n < 10,000."""
     found = stats.kstest(u, "uniform")
-    return TestOutcome("pit", stratum, len(u), float(found.statistic), float(found.pvalue))
+    return TestOutcome(name, stratum, len(u), float(found.statistic), float(found.pvalue))
 
 
-def serial_correlation(u: Floats, output: NDArray[np.int64]) -> TestOutcome | None:
+def serial_correlation(
+    u: Floats, output: NDArray[np.int64], name: str = "pit serial"
+) -> TestOutcome | None:
     """Tests that neighbouring values are uncorrelated: uniform alone is not yet independent.
 
     Given u_t, the product (u_t - 1/2)(u_{t+1} - 1/2) has mean 0 and variance (u_t - 1/2)^2 / 12, so
@@ -56,6 +62,7 @@ def serial_correlation(u: Floats, output: NDArray[np.int64]) -> TestOutcome | No
     Args:
         u: [n], output after output.
         output: [n], which output each value belongs to; no pair spans two.
+        name: of the test.
 
     Returns:
         None with fewer than `LEAST_PAIRS` pairs.
@@ -65,7 +72,7 @@ def serial_correlation(u: Floats, output: NDArray[np.int64]) -> TestOutcome | No
     if len(before) < LEAST_PAIRS:
         return None
     z = float((before * after).sum() / np.sqrt((before**2).sum() / 12))
-    return TestOutcome("pit serial", "all", len(before), z, float(2 * stats.norm.sf(abs(z))))
+    return TestOutcome(name, "all", len(before), z, float(2 * stats.norm.sf(abs(z))))
 
 
 def rarest_token(p_tail: Floats) -> TestOutcome:

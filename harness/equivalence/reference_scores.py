@@ -129,7 +129,11 @@ class TransformersLogits:
 
 
 def score_output(
-    references: References, prompt_ids: TokenIds, output_ids: TokenIds, params: SamplingParams
+    references: References,
+    prompt_ids: TokenIds,
+    output_ids: TokenIds,
+    params: SamplingParams,
+    end_ids: TokenIds = (),
 ) -> Columns:
     """The columns of `reduce_rows` for every token of one output."""
     draft = references.draft
@@ -140,7 +144,8 @@ def score_output(
             rows = slice(first, first + len(few))
             p = probabilities(few, params)
             tokens = torch.tensor(output_ids[rows], device=p.device)
-            parts.append(reduce_rows(p, tokens, None if favourites is None else favourites[rows]))
+            liked = None if favourites is None else favourites[rows]
+            parts.append(reduce_rows(p, tokens, liked, end_ids))
             first = rows.stop
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
@@ -153,19 +158,26 @@ def draft_favourites(
     return torch.cat([c.topk(most).indices for c in draft.chunks(prompt_ids, output_ids)])
 
 
-def reduce_rows(p: torch.Tensor, tokens: torch.Tensor, favourites: torch.Tensor | None) -> Columns:
+def reduce_rows(
+    p: torch.Tensor,
+    tokens: torch.Tensor,
+    favourites: torch.Tensor | None,
+    end_ids: TokenIds = (),
+) -> Columns:
     """What the tests need to know of each token and its distribution.
 
     Args:
         p: [n, V], what token i should have been drawn from.
         tokens: int64 [n], what was emitted. An id outside V has probability 0.
         favourites: int64 [n, >= max F], the draft's favourites, best first; None without a draft.
+        end_ids: tokens that end a sequence.
 
     Returns:
         Columns [n]. `p_token`; `p_above` and `p_tail`, the mass of the tokens ranked above it and
-        of those from it on; `log_p` of the token, `log_p_mean`, `log_p_variance` and `log_p_third`,
-        mean and central moments of log p under p, cut off at `LEAST_LOG_P`; `argmax_p` and
-        `is_argmax`; `draft_top{F}_p` and `in_draft_top{F}` for each F of `DRAFT_TOPS`.
+        of those from it on; `p_lower_ids`, the mass of the tokens with lower ids; `log_p` of the
+        token, `log_p_mean`, `log_p_variance` and `log_p_third`, mean and central moments of log p
+        under p, cut off at `LEAST_LOG_P`; `argmax_p` and `is_argmax`; `end_p` and `is_end`;
+        `draft_top{F}_p` and `in_draft_top{F}` for each F of `DRAFT_TOPS`.
     """
     vocabulary = p.shape[-1]
     inside = tokens < vocabulary
@@ -173,14 +185,19 @@ def reduce_rows(p: torch.Tensor, tokens: torch.Tensor, favourites: torch.Tensor 
     p_token = torch.where(inside, p.gather(-1, column)[:, 0], 0)
     best = p.argmax(-1)
     ids = torch.arange(vocabulary, device=p.device)
-    above = (p > p_token[:, None]) | ((p == p_token[:, None]) & (ids < tokens[:, None]))
+    lower = ids < tokens[:, None]
+    above = (p > p_token[:, None]) | ((p == p_token[:, None]) & lower)
+    ends = torch.tensor([i for i in end_ids if i < vocabulary], dtype=torch.int64, device=p.device)
     found = {
         "p_token": p_token,
         "p_above": _sum(p.where(above, 0)),
         "p_tail": _sum(p.masked_fill(above, 0)),
+        "p_lower_ids": _sum(p.where(lower, 0)),
         **_log_p_moments(p, p_token),
         "argmax_p": p.gather(-1, best[:, None])[:, 0],
         "is_argmax": tokens == best,
+        "end_p": _sum(p[:, ends]),
+        "is_end": torch.isin(tokens, ends),
         **_favourite_columns(p, tokens, favourites),
     }
     return {name: values.cpu().numpy().astype(_dtype(values)) for name, values in found.items()}

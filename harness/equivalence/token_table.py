@@ -53,21 +53,25 @@ def token_table(
 
     Returns:
         The columns of `reference_scores.reduce_rows` and `place_tokens`; `item`, `dataset`,
-        `request_id`, `prompt_tokens`, `output` (its number) and `u`, the randomised PIT value.
+        `request_id`, `prompt_tokens`, `output` (its number), and the randomised PIT values `u`
+        and `u_by_id`.
     """
-    config = run.manifest["config"]
+    config, end_ids = run.manifest["config"], run.manifest.get("stop_token_ids", ())
     rounds = dict(iter(run.rounds.groupby(["item", "request_id"])))
     outputs = requests.sort_values(["dataset", "prompt_index"]).to_dict("records")
     tables: list[Columns] = []
     for number, row in enumerate(outputs):
         name, output = row["request_id"], row["output_ids"]
         params = SamplingParams(row["temperature"], config["top_k"], config["top_p"])
-        scores = score_output(references, prompts[name], output, params)
+        scores = score_output(references, prompts[name], output, params, end_ids)
         places = place_tokens(len(output), rounds[row["item"], name].sort_values("round"))
         uniforms = fresh_uniforms(f"{row['item']} {name}", len(output))
-        u = transform(scores["p_above"], scores["p_token"], uniforms)
-        numbers = np.full(len(output), number)
-        tables.append({**places, **scores, "u": u, "output": numbers})
+        values = {
+            "u": transform(scores["p_above"], scores["p_token"], uniforms),
+            "u_by_id": transform(scores["p_lower_ids"], scores["p_token"], uniforms),
+            "output": np.full(len(output), number),
+        }
+        tables.append({**places, **scores, **values})
     columns = {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
     of_output = pd.DataFrame(outputs)[["item", "dataset", "request_id", "prompt_tokens"]]
     repeated = of_output.iloc[columns["output"]].reset_index(drop=True)

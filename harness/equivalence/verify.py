@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
-import torch
-
 from harness.equivalence.certificate import Certificate, certify
-from harness.equivalence.reference_scores import EngineLogits, References, TransformersLogits
+from harness.equivalence.reference_scores import (
+    EngineLogits,
+    LogitSource,
+    References,
+    TransformersLogits,
+)
 
 if TYPE_CHECKING:
     from harness.greedy import GreedyCheck
@@ -30,38 +31,15 @@ def certify_run(
     """Scores every output and judges every method.
 
     Args:
-        run: as read back; its measuring has ended, so all cores may be used.
+        run: as read back.
         prompts: request id -> prompt ids.
         models: the pair that it ran on.
         greedy: its greedy outputs, compared.
         reference: our engine with a cache of its own, or the transformers model in float32.
     """
-    with _all_cores():
-        references = _references(models, reference)
-        return certify(run, prompts, references, greedy, reference_name=reference)
-
-
-def _references(models: Models, reference: ReferenceName) -> References:
-    target = (
-        EngineLogits(models.target())
-        if reference == "engine"
-        else TransformersLogits(models.target_folder)
-    )
     draft = None if models.draft_folder is None else EngineLogits(models.draft())
-    return References(target, draft)
-
-
-@contextmanager
-def _all_cores() -> Iterator[None]:
-    """Lifts the confinement to the target's cores for as long as nothing is timed."""
-    if not hasattr(os, "sched_setaffinity"):
-        yield
-        return
-    cores, threads = os.sched_getaffinity(0), torch.get_num_threads()
-    os.sched_setaffinity(0, range(os.cpu_count() or 1))
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, cores)
-        torch.set_num_threads(threads)
+    if reference == "engine":
+        target: LogitSource = EngineLogits(models.target())
+    else:
+        target = TransformersLogits(models.target_folder)
+    return certify(run, prompts, References(target, draft), greedy, reference_name=reference)

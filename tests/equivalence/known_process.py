@@ -52,7 +52,7 @@ class Tokens:
         order = np.argsort(self.output, kind="stable")
         p = torch.from_numpy(TARGET[self.before[order]])
         favourites = torch.from_numpy(FAVOURITES[self.before[order]])
-        return reduce_rows(p, torch.from_numpy(self.token[order]), favourites)
+        return reduce_rows(p, torch.from_numpy(self.token[order]), favourites, end_ids=[0])
 
 
 def decode(table: np.ndarray, outputs: int, most: int, seed: int) -> Tokens:

@@ -145,6 +145,28 @@ def test_an_impossible_token_fails():
     assert (case.request_id, case.position) == (f"d/{place}/r0", 2)
 
 
+def test_random_numbers_used_twice_show_in_the_order_of_ids():
+    """Every row uniform: all tokens are equally likely, and the draw always falls in one half."""
+    flat = np.full((8, 8), 1 / 8)
+    rng = np.random.default_rng(0)
+    outputs = [[*rng.integers(1, 5, size=30).tolist(), 0] for _ in range(20)]
+    rows = [request("sd", i, output) for i, output in enumerate(outputs)]
+    _, verdicts = judged(run_of(*rows), references=References(Chain(flat), Chain(DRAFT)))
+    worst = {t.test: t.adjusted for t in verdicts["sd"].tests if t.stratum == "all"}
+    assert worst["pit by id"] < 1e-6
+
+
+def test_an_end_that_is_never_emitted_fails():
+    swallowed = TARGET.copy()
+    swallowed[:, 0] = 0
+    swallowed /= swallowed.sum(1, keepdims=True)
+    rows = [request("sd", i, o, finish="length") for i, o in enumerate(outputs_of(swallowed, 40))]
+    _, verdicts = judged(run_of(*rows))
+    found = {t.test: t for t in verdicts["sd"].tests if t.stratum == "all"}
+    assert found["end of sequence"].statistic < -5
+    assert verdicts["sd"].status == "fail"
+
+
 def test_too_few_tokens_certify_nothing():
     _, verdicts = judged(run_of(*sampled("sd", TARGET)[:8]))
     assert verdicts["sd"].status == "open"

@@ -22,8 +22,13 @@ def log_p_test(columns, mask=slice(None)):
     return log_probability_test("all", *(columns[name][mask] for name in names))
 
 
+def end_test(columns, mask=slice(None)):
+    return membership_test("end", "all", columns["is_end"][mask], columns["end_p"][mask])
+
+
 TESTS = {
     "argmax": argmax_test,
+    "end of sequence": end_test,
     "draft top 1": lambda columns, mask=slice(None): draft_test(columns, 1, mask),
     "draft top 3": lambda columns, mask=slice(None): draft_test(columns, 3, mask),
     "log p": log_p_test,

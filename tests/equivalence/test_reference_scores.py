@@ -59,6 +59,14 @@ def test_an_impossible_token():
     assert columns["is_argmax"].tolist() == [False, False]
 
 
+def test_mass_by_id_and_of_the_ends():
+    p = torch.tensor([[0.1, 0.2, 0.3, 0.4]], dtype=torch.float64).repeat(2, 1)
+    columns = reduce_rows(p, torch.tensor([2, 3]), None, end_ids=[0, 3, 99])
+    assert columns["p_lower_ids"] == pytest.approx([0.3, 0.6])
+    assert columns["end_p"] == pytest.approx([0.5, 0.5])
+    assert columns["is_end"].tolist() == [False, True]
+
+
 def test_the_draft_favourites_and_their_mass_under_the_target():
     p = torch.tensor([[0.1, 0.2, 0.3, 0.4]], dtype=torch.float64).repeat(2, 1)
     favourites = torch.tensor([[1, 3, 0], [0, 7, 2]])  # 7: an id that only the draft knows
