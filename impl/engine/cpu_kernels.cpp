@@ -53,6 +53,7 @@ constexpr int kMaxRows = 12;           // rows of one tile: 2 * 12 accumulators 
 constexpr int kGroup = 32;             // inputs that share an int4 scale; a step has two groups
 constexpr int kInt4BlockBytes = 640;   // 16 columns of an int4 step: 8 vectors of levels and 2 more
 constexpr int kInt4RowBytes = 68;      // a row's share of an int4 step: 64 int8, 2 bfloat16
+constexpr int kPrefetchBytes = 4096;   // how far int4 reads ahead, more than the hardware does
 constexpr int kCells = kColumns;       // cells of one block of attention
 constexpr int kQueryRows = 96;         // query rows that share one packing of a block of cells
 
@@ -224,6 +225,8 @@ void tile_int4(const char* x, int64_t x_stride, const char* panel, int64_t steps
       return _mm512_set1_epi32(value);
     };
     for (int64_t step = 0; step < steps; ++step, panel += kInt4BlockBytes) {
+      for (int64_t i = 0; i < kInt4BlockBytes; i += 64)
+        _mm_prefetch(panel + kPrefetchBytes + i, _MM_HINT_T0);
       __m512i minimum = _mm512_load_si512(panel + 9 * 64);
 #pragma GCC unroll 16
       for (int m = 0; m < M; ++m) acc[m] = Bf16::dot(acc[m], word(m, 2 * kGroup), minimum);
