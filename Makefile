@@ -8,10 +8,10 @@ PYTHON ?= $(shell for python in python3 python3.11 python3.12 python3.13 python3
 	$$python -c '$(SUPPORTED)' 2>/dev/null && echo $$python && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv reproduce test check bench clean
+.PHONY: help venv reproduce test check bench bench-ssd clean
 
 help:  ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
 
 venv: $(INSTALLED)  ## install the project and its pinned dependencies into .venv
 
@@ -39,7 +39,11 @@ check: $(INSTALLED)  ## lint, formatting and types
 
 bench: $(INSTALLED)  ## time the engine beside the memory-bandwidth floor
 	$(BIN)/harness pairs pull smollm2-135m
-	$(BIN)/pytest tests/bench -m 'not gpu' --benchmark-only
+	$(BIN)/pytest tests/bench -m 'not gpu and not slow' --benchmark-only
+
+bench-ssd: $(INSTALLED)  ## SSD beside SD and AR, an hour; HARNESS_DATA_DIR=FOLDER for all datasets
+	$(BIN)/harness pairs pull qwen2.5-coder
+	$(BIN)/pytest tests/bench/test_ssd_speed.py -m 'not gpu' --benchmark-only -s
 
 clean:  ## remove .venv, caches and build products; runs/ stays
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks .coverage build dist site *.egg-info
