@@ -36,8 +36,8 @@ class RunConfig(BaseModel):
         dtype: of weights and computation; None is the pair's own.
         draft_vocab: tokens that the draft's output head keeps, the most frequent ones; None is
             the pair's own number, 0 keeps all.
-        draft_int8: quantise the draft's linear layers, so that q is the quantised draft's; None is
-            the pair's own choice.
+        draft_quantization: of the draft's linear layers, so that q is the quantised draft's; None
+            is the pair's own choice, "none" leaves them as they are.
         methods: decoding methods by name; `NAME:LABEL` is a variant of NAME, a method of its own
             in every table.
         options: method -> its own parameters (`--set METHOD.KEY=VALUE`); a variant has those under
@@ -72,7 +72,7 @@ class RunConfig(BaseModel):
     draft: str | None = None
     dtype: Literal["bfloat16", "float16", "float32"] | None = None
     draft_vocab: Annotated[int, Field(ge=0)] | None = None
-    draft_int8: bool | None = None
+    draft_quantization: Literal["none", "int8", "int4"] | None = None
     methods: tuple[str, ...] = ("ar", "sd", "ssd")
     options: dict[str, dict[str, OptionValue]] = {}
     datasets: tuple[str, ...] = ("mini",)

@@ -24,6 +24,7 @@ _HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
 _DECLARATIONS = Path(__file__).with_name("pairs.yaml")
 
 Dtype = Literal["bfloat16", "float16", "float32"]
+Quantization = Literal["int8", "int4"]
 
 
 class Model(BaseModel):
@@ -53,7 +54,7 @@ class Pair(BaseModel):
         draft: the model that proposes tokens.
         dtype: of weights and computation.
         draft_vocab: how many tokens the draft's output head keeps by default; None keeps all.
-        draft_int8: whether the draft's linear layers are quantised, where the machine can.
+        draft_quantization: of the draft's linear layers, where the machine can; None leaves them.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -63,7 +64,7 @@ class Pair(BaseModel):
     draft: Model | None = None
     dtype: Dtype = "bfloat16"
     draft_vocab: int | None = Field(default=None, gt=0)
-    draft_int8: bool = False
+    draft_quantization: Quantization | None = None
     description: str = ""
     licence: str = ""
 
@@ -97,7 +98,7 @@ class ResolvedPair:
     target: ResolvedModel
     draft: ResolvedModel | None
     draft_vocab: int | None
-    draft_int8: bool
+    draft_quantization: Quantization | None
 
 
 def default_cache_dir(override: Path | None = None) -> Path:
@@ -164,7 +165,7 @@ def resolve(
     draft = bring("draft", pair.draft) if pair.draft else None
     if draft:
         check_tokenizers(target.folder, draft.folder)
-    return ResolvedPair(pair.name, target, draft, pair.draft_vocab, pair.draft_int8)
+    return ResolvedPair(pair.name, target, draft, pair.draft_vocab, pair.draft_quantization)
 
 
 def check_tokenizers(target_folder: Path, draft_folder: Path) -> int:

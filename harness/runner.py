@@ -236,8 +236,9 @@ def _named_pair(config: RunConfig) -> Pair:
         changes["dtype"] = config.dtype
     if config.draft_vocab is not None:
         changes["draft_vocab"] = config.draft_vocab or None
-    if config.draft_int8 is not None:
-        changes["draft_int8"] = config.draft_int8
+    if config.draft_quantization is not None:
+        none = config.draft_quantization == "none"
+        changes["draft_quantization"] = None if none else config.draft_quantization
     return pair.model_copy(update=changes)
 
 
@@ -312,7 +313,7 @@ def _models(config: RunConfig, pair: ResolvedPair) -> Models:
         pair.draft.folder,
         pair.draft.dtype,
         head_size=pair.draft_vocab,
-        quantization="int8" if pair.draft_int8 else None,
+        quantization=pair.draft_quantization,
         kernel_dir=kernels,
         vocab_limit=int(read_config(target.folder)["vocab_size"]),
     )
@@ -344,7 +345,7 @@ def _manifest(
             "target": _model_entry(pair.target),
             "draft": None if pair.draft is None else _model_entry(pair.draft),
             "draft_vocab": pair.draft_vocab,
-            "draft_int8": pair.draft_int8,
+            "draft_quantization": pair.draft_quantization,
         },
         "datasets": {name: _dataset_entry(prompts) for name, prompts in prompt_sets.items()},
         "seeds": {"run": config.seed},

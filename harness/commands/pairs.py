@@ -40,7 +40,7 @@ def show(name: str) -> None:
     click.echo(f"licence      {pair.licence}")
     click.echo(f"dtype        {pair.dtype}")
     click.echo(f"draft_vocab  {pair.draft_vocab or 'all'}")
-    click.echo(f"draft_int8   {'yes' if pair.draft_int8 else 'no'}")
+    click.echo(f"draft in     {pair.draft_quantization or pair.dtype}")
     for role, model in (("target", pair.target), ("draft", pair.draft)):
         click.echo(f"{role:6}       " + ("none" if model is None else describe_model(model)))
 

@@ -39,7 +39,7 @@ RUN_OPTIONS = (
     click.option("--draft", help="Draft weights, with --target."),
     click.option("--dtype", help="Of weights and computation; the pair's own by default."),
     click.option("--draft-vocab", type=int, help="Tokens of the draft's output head; 0 keeps all."),
-    click.option("--draft-int8/--no-draft-int8", default=None, help="Quantise the draft's layers."),
+    click.option("--draft-quantization", help="Of the draft's layers: none, int8 or int4."),
     click.option("--datasets", type=comma_list, help="Prompt sets (see harness datasets list)."),
     click.option("--prompts", type=int, help="Prompts of each dataset; all by default."),
     click.option("--max-new-tokens", type=int, help="Most tokens emitted for a prompt."),
