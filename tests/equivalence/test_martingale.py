@@ -59,6 +59,14 @@ def test_tail_probabilities_of_a_skewed_sum():
     assert two_sided(z, 0.0) < exact / 1.5  # the normal law alone would raise false alarms
 
 
+def test_the_skewness_of_rare_sets_counts():
+    # the same 35, as a test of tokens; half of the probability of 35 itself belongs to the tail
+    n, p = 1000, 0.02
+    found = membership_test("set", "all", np.arange(n) < 35, np.full(n, p))
+    exact = 2 * (stats.binom.sf(35, n, p) + stats.binom.pmf(35, n, p) / 2)
+    assert found.p_value == pytest.approx(exact, rel=0.1)
+
+
 @pytest.mark.parametrize("name", TESTS)
 def test_exact_decoding_that_stops_early_keeps_a_standard_normal_statistic(name):
     """Outputs end at token 0, after 1 to 60 tokens: optional stopping must not move the mean."""
