@@ -66,12 +66,12 @@ class Mutant:
     setting: Setting = SD
     size: Size = MEDIUM
 
-    def decode(self, setting: Setting | None = None) -> RunData:
+    def decode(self, setting: Setting | None = None, seed: int = 0) -> RunData:
         """Decodes by the broken decoder."""
         with pytest.MonkeyPatch.context() as patch:
             for owner, attribute, replacement in self.patches:
                 patch.setattr(owner, attribute, replacement)
-            return decode(setting or self.setting)
+            return decode(setting or self.setting, seed)
 
 
 # --- acceptance ----------------------------------------------------------------------------------
@@ -311,7 +311,7 @@ MUTANTS = (
     ),
     mutant("q of the neighbouring position", judging(verify_with(with_neighbours_q)), size=SMALL),
     mutant("temperature not in q", *q_without(temperature=1.0), setting=COOL, size=HALF),
-    mutant("top-p not in q", *q_without(top_p=1.0), setting=replace(SD, top_p=0.8)),
+    mutant("top-p not in q", *q_without(top_p=1.0), setting=replace(SD, top_p=0.8), size=FULL),
     mutant(
         "trimmed draft treated as full",
         judging(verify_with(as_if_full)),
@@ -325,10 +325,14 @@ MUTANTS = (
         size=Size(4, 5),
     ),
     mutant(
-        "one random stream for draft and verifier", (RandomStream, "uniforms", one_stream_for_all)
+        "one random stream for draft and verifier",
+        (RandomStream, "uniforms", one_stream_for_all),
+        size=FULL,
     ),
     mutant("the same random numbers every round", (RandomStream, "uniforms", same_every_round)),
-    mutant("emission reuses the acceptance's number", judging(emission_reuses_acceptance)),
+    mutant(
+        "emission reuses the acceptance's number", judging(emission_reuses_acceptance), size=FULL
+    ),
     mutant("stale KV after a rollback", (Verifier, "verify", verify_without_rollback), size=SMALL),
     mutant(
         "KV of the wrong branch after a hit",
@@ -337,6 +341,6 @@ MUTANTS = (
         setting=SSD,
         size=SMALL,
     ),
-    mutant("EOS swallowed", (Sequence, "append", end_swallowed), size=FULL),
+    mutant("EOS swallowed", (Sequence, "append", end_swallowed)),
     mutant("EOS overlooked in the middle of a round", (Sequence, "append", end_overlooked)),
 )
