@@ -147,11 +147,7 @@ def certify(
     truncated = config["top_k"] > 0 or config["top_p"] < 1
     exact = references.target.exact
     groups = groups_of(run.requests)
-    tables = {
-        group: token_table(run, rows_of(run.requests, group), prompts, references)
-        for group in groups
-        if group.temperature > 0
-    }
+    tables = _tables(run, prompts, references)
     tests = correct(
         {
             group: run_tests(table, exact_support=exact or not truncated)
@@ -164,6 +160,19 @@ def certify(
         for group in groups
     ]
     return Certificate(alpha, reference_name, exact, tuple(_without_control(verdicts)))
+
+
+def _tables(
+    run: RunData, prompts: Mapping[str, Sequence[int]], references: References
+) -> dict[Group, pd.DataFrame]:
+    """The token table of each group at temperature > 0; a prompt is prefilled once for all."""
+    requests = run.requests
+    sampled = requests[requests["temperature"].gt(0) & ~requests["control"]]
+    if sampled.empty:
+        return {}
+    table = token_table(run, sampled, prompts, references)
+    by_group = table.groupby(list(Group._fields))
+    return {Group._make(key): own.reset_index(drop=True) for key, own in by_group}
 
 
 def correct(

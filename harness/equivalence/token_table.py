@@ -49,12 +49,12 @@ def token_table(
     prompts: Mapping[str, Sequence[int]],
     references: References,
 ) -> pd.DataFrame:
-    """One row a token of `requests`, output after output.
+    """One row a token of `requests`, output after output, all outputs of a prompt together.
 
     Returns:
-        The columns of `reference_scores.reduce_rows` and `place_tokens`; `item`, `dataset`,
-        `request_id`, `prompt_tokens`, `output` (its number), and the randomised PIT values `u`
-        and `u_by_id`.
+        The columns of `reference_scores.reduce_rows` and `place_tokens`; the fields of
+        `Group`; `item`, `dataset`, `request_id`, `prompt_tokens`, `output` (its number), and the
+        randomised PIT values `u` and `u_by_id`.
     """
     config, end_ids = run.manifest["config"], run.manifest.get("stop_token_ids", ())
     rounds = dict(iter(run.rounds.groupby(["item", "request_id"])))
@@ -73,7 +73,8 @@ def token_table(
         }
         tables.append({**places, **scores, **values})
     columns = {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
-    of_output = pd.DataFrame(outputs)[["item", "dataset", "request_id", "prompt_tokens"]]
+    names = [*Group._fields, "item", "dataset", "request_id", "prompt_tokens"]
+    of_output = pd.DataFrame(outputs)[names]
     repeated = of_output.iloc[columns["output"]].reset_index(drop=True)
     return pd.concat([pd.DataFrame(columns), repeated], axis=1)
 
