@@ -358,6 +358,8 @@ def test_a_signal_ends_the_run_and_leaves_it_readable(
 
 def run_endlessly(arguments: list[str]) -> None:
     """In a process of its own: a run that lasts until it is interrupted."""
+    # A shell starts background jobs with SIGINT ignored, and their children inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     points = entry_points_of(Endless)
     registry.entry_points = lambda group: points.select(group=group)  # type: ignore[assignment]
     cli.main(arguments)
