@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from harness.decoder import Placement
 from harness.errors import UsageError
 from harness.messages import describe, first_line
+from harness.prompt_split import Split
 
 DEFAULT_PAIR = "qwen2.5-coder"
 _MODEL_FIELDS = ("pair", "target", "draft")
@@ -44,6 +45,8 @@ class RunConfig(BaseModel):
             its full name and no others.
         datasets: prompt sets by name.
         prompts: how many prompts of each dataset; None is all of them.
+        split: which prompts of the datasets; "evaluation" leaves those out that `harness tune` may
+            tune on, one in five.
         max_new_tokens: most tokens emitted for one prompt, an end-of-sequence token counted.
         temperatures: one group of cells each; 0 is greedy.
         batch_sizes: sequences decoded together, one group of cells each.
@@ -77,6 +80,7 @@ class RunConfig(BaseModel):
     options: dict[str, dict[str, OptionValue]] = {}
     datasets: tuple[str, ...] = ("mini",)
     prompts: Count | None = None
+    split: Split = "evaluation"
     max_new_tokens: Count = 128
     temperatures: tuple[Temperature, ...] = (0.0,)
     batch_sizes: tuple[Count, ...] = (1,)

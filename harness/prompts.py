@@ -27,6 +27,7 @@ from harness.dataset_sources import (
 )
 from harness.errors import DatasetError, ModelError, UsageError
 from harness.messages import describe, unknown
+from harness.prompt_split import Split, holds, prompt_sha256
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -55,6 +56,11 @@ class Prompt:
     category: str
     messages: tuple[Message, ...]
 
+    @property
+    def sha256(self) -> str:
+        """Identity of its words, which decides whether it is a tuning prompt; roles apart."""
+        return prompt_sha256(m.content for m in self.messages if m.role != "system")
+
 
 @dataclass(frozen=True, slots=True)
 class PromptSet:
@@ -65,7 +71,7 @@ class PromptSet:
         sha256: of every prompt of the dataset (not only those picked), whatever its source.
         source: where it was read, in words.
         licence: the dataset's licence; "unknown" for a file of the user's own.
-        available: how many prompts the dataset has; may be fewer than were asked for.
+        available: how many prompts the split has; may be fewer than were asked for.
         prompts: those picked.
     """
 
@@ -107,6 +113,7 @@ def load_prompts(
     count: int | None = None,
     *,
     seed: int = 0,
+    split: Split = "all",
     registry: DatasetRegistry | None = None,
     data_dir: Path | None = None,
     cache_dir: Path | None = None,
@@ -121,6 +128,7 @@ def load_prompts(
             (or `messages`) and, if wished, `category` on each line.
         count: how many; None is all. A dataset with fewer gives what it has.
         seed: of the pick.
+        split: which side to pick from (`harness.prompt_split`): results come from "evaluation".
         registry: default: the shipped one.
         data_dir: mirror folder of JSONL files.
         cache_dir: of the hub's files; None is Hugging Face's own.
@@ -128,7 +136,7 @@ def load_prompts(
 
     Raises:
         UsageError: no such dataset.
-        DatasetError: no source has it, or it is altered or malformed.
+        DatasetError: no source has it, it is altered or malformed, or the split has none of it.
     """
     if name.endswith(".jsonl"):
         path = Path(name)
@@ -142,13 +150,19 @@ def load_prompts(
         prompts, source = _registered_prompts(
             name, known[name], Places(data_dir=data_dir, cache_dir=cache_dir, offline=offline)
         )
+    held = [prompt for prompt in prompts if holds(split, prompt.sha256)]
+    if not held:
+        raise DatasetError(
+            f"{source}: none of its {len(prompts)} prompts is in the {split} split; "
+            "add prompts, or take them all with --split all"
+        )
     return PromptSet(
         name=name,
         sha256=_prompts_sha256(prompts),
         source=source,
         licence=licence,
-        available=len(prompts),
-        prompts=tuple(_in_seeded_order(prompts, seed)[:count]),
+        available=len(held),
+        prompts=tuple(_in_seeded_order(held, seed)[:count]),
     )
 
 

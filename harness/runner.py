@@ -128,7 +128,8 @@ def verify(
     store = RunStore.open(directory)
     places = {"cache_dir": cache_dir, "data_dir": data_dir}
     given = {name: place for name, place in places.items() if place is not None}
-    config = RunConfig.model_validate({**store.manifest["config"], **given})
+    stored = {"split": "all", **store.manifest["config"]}  # what runs took before there were splits
+    config = RunConfig.model_validate({**stored, **given})
     prompt_sets = _prompt_sets(config)
     torch.set_num_threads(len(config.placement.target_cores))  # as the run had; more may spin
     try:
@@ -266,6 +267,7 @@ def _prompt_sets(config: RunConfig) -> dict[str, PromptSet]:
             dataset,
             config.prompts,
             seed=config.seed,
+            split=config.split,
             data_dir=config.data_dir,
             cache_dir=config.cache_dir,
         )

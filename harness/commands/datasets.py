@@ -35,12 +35,14 @@ def show(name: str, data_dir: Path | None) -> None:
     """Source, checksum, categories and first prompt of a dataset (or of a .jsonl file)."""
     from collections import Counter
 
+    from harness.prompt_split import side_of
     from harness.prompts import load_prompts
 
     found = load_prompts(name, data_dir=data_dir)
     categories = Counter(prompt.category for prompt in found.prompts)
     click.echo(f"name        {found.name}")
-    click.echo(f"prompts     {found.available}")
+    held = Counter(side_of(prompt.sha256) for prompt in found.prompts)
+    click.echo(f"prompts     {found.available} ({held['tuning']} to tune on, not evaluated)")
     click.echo(f"source      {found.source}")
     click.echo(f"licence     {found.licence}")
     click.echo(f"sha256      {found.sha256}")

@@ -42,6 +42,9 @@ RUN_OPTIONS = (
     click.option("--draft-quantization", help="Of the draft's layers: none, int8 or int4."),
     click.option("--datasets", type=comma_list, help="Prompt sets (see harness datasets list)."),
     click.option("--prompts", type=int, help="Prompts of each dataset; all by default."),
+    click.option(
+        "--split", help="Prompts of it: evaluation, tuning or all; evaluation by default."
+    ),
     click.option("--max-new-tokens", type=int, help="Most tokens emitted for a prompt."),
     click.option("--temperatures", type=comma_list, help="e.g. 0,1; 0 is greedy."),
     click.option("--top-k", type=int, help="Keep the k most likely tokens; 0 is off."),

@@ -136,6 +136,7 @@ def _for_verifying(config: RunConfig, tokens: int | None) -> RunConfig:
                 dataset,
                 config.prompts,
                 seed=config.seed,
+                split=config.split,
                 data_dir=config.data_dir,
                 cache_dir=config.cache_dir,
             )
