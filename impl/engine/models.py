@@ -49,6 +49,11 @@ class ModelSpec:
             self.folder, dtype=dtype, head_ids=self.head_ids(), operators=operators
         )
 
+    def width(self) -> int:
+        """How many logits the model has."""
+        ids = self.head_ids()
+        return int(read_config(self.folder)["vocab_size"]) if ids is None else len(ids)
+
     def head_ids(self) -> torch.Tensor | None:
         """Token id of each logit, ascending; None when no logit is dropped."""
         size = int(read_config(self.folder)["vocab_size"])

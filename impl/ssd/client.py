@@ -8,10 +8,11 @@ from collections.abc import Sequence as List
 from typing import NamedTuple
 
 from harness.decoder import Span, SpanKind
+from impl.engine.draft_client import DraftClient
 from impl.engine.draft_process import DraftProcess
 from impl.engine.sampling import Verification
 from impl.engine.sequence import Sequence
-from impl.ssd.messages import Ask, Prefill, Prefilled, Release, Speculate, Speculation, Speculations
+from impl.ssd.messages import Ask, Speculate, Speculation, Speculations
 from impl.ssd.speculation_cache import Outcome
 
 
@@ -22,36 +23,26 @@ class Received(NamedTuple):
     spans: list[Span]
 
 
-class DraftClient:
-    """Sequences may come and go while answers are on their way.
+class SpeculationClient(DraftClient):
+    """Asks for speculations.
 
     Attributes:
-        process: the draft process.
-        latest: its latest answer; None before the first.
+        latest: the draft's latest answer; None before the first.
     """
 
     def __init__(self, process: DraftProcess) -> None:
-        self.process = process
+        super().__init__(process)
         self.latest: Speculations | None = None
         self._outstanding: set[str] = set()  # asked for, no answer read yet
         self._answers: dict[str, Speculation] = {}  # read, not verified yet
         self._spans: list[Span] = []
 
-    def begin_prefill(self, sequence: Sequence) -> None:
-        """Lets the draft cache the prompt, beside whatever the caller does next."""
-        self.process.send(Prefill(sequence.request, sequence.slot))
-
-    def end_prefill(self) -> None:
-        """Waits until the draft has done so."""
-        while not isinstance(message := self.process.receive(), Prefilled):
-            self._take(message)
-
     def release(self, sequence: Sequence) -> None:
-        """Forgets a sequence, whatever it still waits for."""
+        """See `DraftClient.release`."""
         request_id = sequence.request.request_id
         self._answers.pop(request_id, None)
         self._outstanding.discard(request_id)
-        self.process.send(Release(request_id))
+        super().release(sequence)
 
     def report(self, sequences: List[Sequence], outcomes: List[Verification]) -> None:
         """Sends the outcomes of the sequences that go on."""
@@ -72,10 +63,6 @@ class DraftClient:
         spans = _split_wait(self._spans, start_ns, time.perf_counter_ns())
         self._spans = []
         return Received([self._answers.pop(name) for name in names], spans)
-
-    def close(self) -> None:
-        """Ends the draft process."""
-        self.process.close()
 
     def _ask(self, asks: Iterable[Ask]) -> None:
         if asked := tuple(asks):

@@ -9,50 +9,38 @@ A round of the target, for all live sequences together:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as List
-from typing import ParamSpec, TypeVar
 
 import torch
 
 from harness.decoder import DecoderSetup, Round
-from harness.errors import DraftProcessError
-from impl.engine.channel import share
-from impl.engine.draft_process import DraftProcess
-from impl.engine.engine_decoder import EngineDecoder, settle
-from impl.engine.loader import read_config
-from impl.engine.models import ModelSpec, draft_spec_of
+from impl.engine.asynchronous_decoder import AsynchronousDecoder
+from impl.engine.engine_decoder import settle
 from impl.engine.sampling import Draft
 from impl.engine.sequence import Sequence
 from impl.ssd.budgeting import Costs
 from impl.ssd.calibration import measure_costs
-from impl.ssd.client import DraftClient, Received
+from impl.ssd.client import Received, SpeculationClient
 from impl.ssd.messages import Speculation, TakeCosts
 from impl.ssd.options import SaguaroOptions
 from impl.ssd.speculator import Speculator
 
-Arguments = ParamSpec("Arguments")
-Result = TypeVar("Result")
 
-
-class SaguaroDecoder(EngineDecoder):
+class SaguaroDecoder(AsynchronousDecoder):
     """The target's half; the draft's half is `Speculator`, in a process on its own cores."""
 
     name = "ssd"
     Options = SaguaroOptions
-    needs_draft = True
-    asynchronous = True
+    options: SaguaroOptions
+    draft: SpeculationClient
 
     def __init__(self, setup: DecoderSetup, options: SaguaroOptions) -> None:
-        super().__init__(setup)
-        spec = draft_spec_of(setup)
-        self.options = options
-        self.head_ids = spec.head_ids()
-        self.q_buffer = share(setup.batch_size, options.max_lookahead, _width(spec, self.head_ids))
-        self.degraded: str | None = None  # why the draft is gone, when the target goes on alone
-        arguments = (spec, options, self.q_buffer, setup.max_context, setup.deterministic)
-        process = DraftProcess(Speculator, arguments, setup.placement.draft_cores)
-        self.draft = DraftClient(process)
+        super().__init__(setup, options, rows=options.max_lookahead)
+        arguments = (
+            self.draft_spec, options, self.q_buffer, setup.max_context, setup.deterministic
+        )  # fmt: skip
+        self.draft = SpeculationClient(self.start_process(Speculator, arguments))
         self.costs: Costs | None = None
         if "auto" in (options.lookahead, options.budget) and not setup.deterministic:
             self.costs = self._calibrate()
@@ -65,7 +53,7 @@ class SaguaroDecoder(EngineDecoder):
     def step(self) -> list[Round]:
         """One round of every live sequence; see the module docstring."""
         live = self.slots.live()
-        speculations, waiting = self._ask_draft(self.draft.receive, live) or _nothing(live)
+        speculations, waiting = self.ask_draft(self.draft.receive, live) or _nothing(live)
         drafts = [self._draft_of(*pair) for pair in zip(live, speculations, strict=True)]
         outcomes, verifying = self.verifier.verify(live, drafts)
         rounds = [
@@ -82,19 +70,12 @@ class SaguaroDecoder(EngineDecoder):
                 live, drafts, outcomes, speculations, strict=True
             )
         ]
-        self._ask_draft(self.draft.report, live, outcomes)
+        self.ask_draft(self.draft.report, live, outcomes)
         return rounds
 
-    def close(self) -> None:
-        """See `Decoder.close`."""
-        self.draft.close()
-
     def diagnostics(self) -> Mapping[str, float | int | str]:
-        """What this cell ran with: the plan, what passes cost, memory; why it is degraded."""
-        facts: dict[str, float | int | str] = {
-            "draft_start_s": self.draft.process.start_s,
-            "q_buffer_bytes": self.q_buffer.nbytes,
-        }
+        """What this cell ran with: the plan and what passes cost, beside what every draft says."""
+        facts = dict(super().diagnostics())
         if (latest := self.draft.latest) is not None:
             facts["lookahead"], facts["budget"] = latest.lookahead, latest.budget
             facts["critical_batch_size"] = latest.critical_batch_size
@@ -104,35 +85,7 @@ class SaguaroDecoder(EngineDecoder):
             facts["verify_idle_ms"] = 1e3 * self.costs.verify_idle.at(verified)
             facts["verify_loaded_ms"] = 1e3 * self.costs.verify_loaded.at(verified)
             facts["draft_pass_ms"] = 1e3 * self.costs.draft.at(size)
-        if self.degraded is not None:
-            facts["degraded"] = self.degraded
         return facts
-
-    def _prefill(self, sequence: Sequence) -> None:
-        self._ask_draft(self.draft.begin_prefill, sequence)
-        super()._prefill(sequence)
-        self._ask_draft(self.draft.end_prefill)
-
-    def _forget(self, sequence: Sequence) -> None:
-        self._ask_draft(self.draft.release, sequence)
-
-    def _ask_draft(
-        self,
-        call: Callable[Arguments, Result],
-        *args: Arguments.args,
-        **kwargs: Arguments.kwargs,
-    ) -> Result | None:
-        """Calls the draft; None once it has failed and the target goes on alone."""
-        if self.degraded is not None:
-            return None
-        try:
-            return call(*args, **kwargs)
-        except DraftProcessError as error:
-            if self.options.on_draft_failure == "abort":
-                raise
-            self.degraded = str(error)
-            self.draft.close()
-            return None
 
     def _calibrate(self) -> Costs:
         process = self.draft.process
@@ -157,8 +110,3 @@ def _nothing(live: List[Sequence]) -> Received:
     """What a draft that is gone contributes."""
     empty = [Speculation(s.request.request_id, (), None, None, 0) for s in live]
     return Received(empty, [])
-
-
-def _width(spec: ModelSpec, head_ids: torch.Tensor | None) -> int:
-    """How many logits the draft has."""
-    return int(read_config(spec.folder)["vocab_size"]) if head_ids is None else len(head_ids)

@@ -1,32 +1,16 @@
-"""What the decoder and the draft process say to each other. Sequences go by their request ids."""
+"""What the decoder and the draft process of SSD say to each other, by request ids.
+
+`impl.engine.draft_client` has the messages that every method needs.
+"""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from harness.decoder import CacheOutcome, Request, Span
+from harness.decoder import CacheOutcome, Span
 from impl.ssd.budgeting import Costs
 from impl.ssd.fallback import BackupName
 from impl.ssd.speculation_cache import Outcome
-
-
-class Prefill(NamedTuple):
-    """Decoder: cache this request's prompt in this slot. Answered by `Prefilled`."""
-
-    request: Request
-    slot: int
-
-
-class Prefilled(NamedTuple):
-    """Draft: the prompt is cached."""
-
-    request_id: str
-
-
-class Release(NamedTuple):
-    """Decoder: the sequence has ended and its slot is free. Not answered."""
-
-    request_id: str
 
 
 class Ask(NamedTuple):

@@ -6,13 +6,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from harness.decoder import DecoderOptions
+from impl.engine.asynchronous_decoder import AsynchronousOptions
 
 MAX_AUTO_LOOKAHEAD = 8
 MAX_AUTO_BUDGET = 16
 
 
-class SaguaroOptions(DecoderOptions):
+class SaguaroOptions(AsynchronousOptions):
     """See the paper (arXiv 2603.03251) and the modules of `impl/ssd`."""
 
     lookahead: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = Field(
@@ -38,9 +38,6 @@ class SaguaroOptions(DecoderOptions):
     )
     return_short: bool = Field(
         True, description="hand over a speculation as soon as another token is not worth its time"
-    )
-    on_draft_failure: Literal["abort", "degrade"] = Field(
-        "abort", description="a dead or hung draft ends the cell, or leaves the target alone as AR"
     )
 
     @property

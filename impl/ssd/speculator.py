@@ -20,6 +20,7 @@ import torch
 from harness.decoder import CacheOutcome, Span, SpanKind
 from harness.errors import NonFiniteLogitsError
 from impl.engine.channel import Channel
+from impl.engine.draft_client import Prefill, Prefilled, Release
 from impl.engine.draft_process import Close
 from impl.engine.drafter import draft_uniform, draw
 from impl.engine.models import ModelSpec
@@ -31,9 +32,6 @@ from impl.ssd.messages import (
     Ask,
     Exercise,
     Exercised,
-    Prefill,
-    Prefilled,
-    Release,
     Speculate,
     Speculation,
     Speculations,

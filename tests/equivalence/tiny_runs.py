@@ -26,9 +26,8 @@ from harness.prompts import EncodedPrompt, encode_prompts, load_prompts
 from harness.registry import decoder_class, decoder_options
 from harness.store import RunData
 from harness.workload import Workload, make_workload
-from impl.engine import loader
+from impl.engine import asynchronous_decoder, loader
 from impl.engine.models import Models, ModelSpec
-from impl.ssd import decoder as ssd
 
 TINY = Path(__file__).parents[2] / "harness" / "tiny"
 EOS = frozenset({0, 2})
@@ -118,7 +117,7 @@ def open_decoder(setting: Setting) -> Iterator[Decoder]:
     options = decoder_options(setting.method, given)
     setup = DecoderSetup(models(setting.trimmed), options, batch_size=BATCH)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ssd, "DraftProcess", LocalDraft)
+        patch.setattr(asynchronous_decoder, "DraftProcess", LocalDraft)
         decoder = decoder_class(setting.method).create(setup)
     try:
         yield decoder

@@ -42,9 +42,7 @@ def request(name="a", prompt=(0,), max_new_tokens=30, **settings):
 @contextmanager
 def ssd_process(pair, **options):
     """SSD with a process of its own; nothing of it may be left behind."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ssd, "read_config", lambda _: {"vocab_size": pair.models.draft_spec.vocab})
-        decoder = ssd.SaguaroDecoder.create(pair.setup(SaguaroOptions(**PLAIN | options)))
+    decoder = ssd.SaguaroDecoder.create(pair.setup(SaguaroOptions(**PLAIN | options)))
     try:
         yield decoder
     finally:
@@ -166,8 +164,8 @@ def test_a_worker_that_cannot_load_its_model_says_why(tmp_path, capfd):
     bad = Models(FixedLogitSpec(COUNT, 10), ModelSpec(tmp_path / "nothing", head_size=None))
     children = psutil.Process().children()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ssd, "read_config", lambda _: {"vocab_size": 10})
         patch.setattr(ModelSpec, "head_ids", lambda _: None)
+        patch.setattr(ModelSpec, "width", lambda _: 10)
         with pytest.raises(DraftProcessError, match=r"draft process \d+: .*nothing"):
             ssd.SaguaroDecoder.create(Pair(bad).setup(SaguaroOptions(**PLAIN)))
     left = {p.pid for p in psutil.Process().children()} - {p.pid for p in children}

@@ -24,6 +24,7 @@ import torch
 from baselines.ar import AutoregressiveDecoder
 from baselines.sd import SpeculativeDecoder, SpeculativeOptions
 from harness.decoder import Decoder, DecoderSetup, Request, Round
+from impl.engine import asynchronous_decoder
 from impl.engine.kv_cache import KVCache
 from impl.engine.models import Models
 from impl.engine.token_batch import Segment, TokenBatch
@@ -201,6 +202,9 @@ class FixedLogitSpec:
     def load(self) -> FixedLogits:
         return FixedLogits(self.rule, self.vocab, self.head_ids())
 
+    def width(self) -> int:
+        return len(self.head) or self.vocab
+
     def head_ids(self) -> torch.Tensor | None:
         return torch.tensor(self.head) if self.head else None
 
@@ -300,9 +304,7 @@ class Pair:
         """SSD with its worker in this process, given `passes` passes between two messages."""
         local = type("LocalDraft", (LocalDraft,), {"passes": passes})
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(ssd, "DraftProcess", local)
-            if isinstance(spec := self.models.draft_spec, FixedLogitSpec):
-                patch.setattr(ssd, "read_config", lambda _: {"vocab_size": spec.vocab})
+            patch.setattr(asynchronous_decoder, "DraftProcess", local)
             decoder = ssd.SaguaroDecoder.create(self.setup(SaguaroOptions(**PLAIN | options)))
         try:
             yield decoder

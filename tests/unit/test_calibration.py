@@ -6,8 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from impl.engine.draft_client import Release
 from impl.ssd.calibration import CONTEXT, REPEATS, ROWS, TOKENS, exercise, measure_costs
-from impl.ssd.messages import Exercise, Exercised, Release, Rest
+from impl.ssd.messages import Exercise, Exercised, Rest
 
 
 class Clock:
