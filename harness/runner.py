@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from harness.equivalence.certificate import Certificate
     from harness.equivalence.verify import ReferenceName
     from harness.pairs import Pair
-    from impl.engine.models import Models
+    from impl.engine.models import Models, ModelSpec
 
 INTERRUPTED = 130  # the shell's code for a process that SIGINT ended
 
@@ -177,7 +177,7 @@ def _measure(
     eos = loader.eos_token_ids(pair.target.folder)
     workload = make_workload(config, _encode(config, pair, prompt_sets), eos)
     models = _models(config, pair)
-    store = RunStore.create(out, _manifest(config, machine, pair, prompt_sets, workload))
+    store = RunStore.create(out, _manifest(config, machine, pair, models, prompt_sets, workload))
     pool = DecoderPool(methods, models, workload, config)
     execution = Execution(workload, pool, store, progress)
     status = execution.run()
@@ -332,6 +332,7 @@ def _manifest(
     config: RunConfig,
     machine: Mapping[str, Any],
     pair: ResolvedPair,
+    models: Models,
     prompt_sets: Mapping[str, PromptSet],
     workload: Workload,
 ) -> dict[str, Any]:
@@ -344,8 +345,8 @@ def _manifest(
         "packages": package_versions(),
         "pair": {
             "name": pair.name,
-            "target": _model_entry(pair.target),
-            "draft": None if pair.draft is None else _model_entry(pair.draft),
+            "target": _model_entry(pair.target, models.target_spec),
+            "draft": None if pair.draft is None else _model_entry(pair.draft, models.draft_spec),
             "draft_vocab": pair.draft_vocab,
             "draft_quantization": pair.draft_quantization,
         },
@@ -356,13 +357,16 @@ def _manifest(
     }
 
 
-def _model_entry(model: ResolvedModel) -> dict[str, Any]:
+def _model_entry(model: ResolvedModel, spec: ModelSpec) -> dict[str, Any]:
+    operators, why_not_kernels = spec.choose_operators()
     return {
         "source": model.source,
         "sha256": model.sha256,
         "dtype": model.dtype,
         "parameters": model.parameters,
         "weight_bytes": model.weight_bytes,
+        "operators": operators.name,
+        "why_not_kernels": why_not_kernels,
     }
 
 

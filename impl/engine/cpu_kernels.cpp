@@ -631,6 +631,13 @@ struct Attention {
   const Segment* segments;
   int64_t segment_count, rows, heads, kv_heads, head_dim;
   int64_t layer_stride, value_offset, slot_stride, head_stride;
+  int64_t window;  // tokens that a token sees, itself included; 0 is all
+};
+
+// Norms of each query and key head before its rotation; a weight [head_dim] may be null.
+struct HeadNorms {
+  const bf16 *query, *key;
+  double eps;
 };
 
 }  // extern "C"
@@ -649,15 +656,29 @@ void rotate(const bf16* x, const bf16* cosine, const bf16* sine, int64_t head_di
   }
 }
 
+// The same behind a norm, where there is one.
+void normalize_and_rotate(const bf16* x, const bf16* norm_weight, double eps, const bf16* cosine,
+                          const bf16* sine, int64_t head_dim, bf16* out) {
+  thread_local Scratch scratch;
+  if (norm_weight) {
+    bf16* normed = scratch.get<bf16>(head_dim);
+    rms_norm_row(x, head_dim, norm_weight, eps, normed);
+    x = normed;
+  }
+  rotate(x, cosine, sine, head_dim, out);
+}
+
 // Writes the rotated keys and the values of a segment to its cells.
-void store_cells(const Attention& a, const Segment& s, const bf16* qkv, bf16* keys) {
+void store_cells(const Attention& a, const Segment& s, const HeadNorms& norms, const bf16* qkv,
+                 bf16* keys) {
   int64_t width = a.head_dim, row_size = (a.heads + 2 * a.kv_heads) * width;
   for (int64_t i = 0; i < s.count; ++i) {
     const bf16* row = qkv + (s.row + i) * row_size + a.heads * width;
     int64_t angle = a.positions[s.row + i] * width;
     for (int64_t h = 0; h < a.kv_heads; ++h) {
       bf16* key = keys + h * a.head_stride + (s.start + i) * width;
-      rotate(row + h * width, a.cosine + angle, a.sine + angle, width, key);
+      normalize_and_rotate(row + h * width, norms.key, norms.eps, a.cosine + angle, a.sine + angle,
+                           width, key);
       std::memcpy(key + a.value_offset, row + (a.kv_heads + h) * width, 2 * width);
     }
   }
@@ -680,13 +701,15 @@ void pack_values(const bf16* values, int64_t count, int64_t head_dim, char* pane
     }
 }
 
-// Which of the cells [cell, cell + 16) the segment's token `i` sees.
-__mmask16 visible(const Segment& s, int64_t i, int64_t cell) {
-  if (!s.mask) return first(s.start + i + 1 - cell);
+// Which of the cells [cell, cell + 16) the segment's token `i` sees. `oldest` is the first position
+// in its window; before the tail, a cell's number is its position. The mask minds the window itself.
+__mmask16 visible(const Segment& s, int64_t i, int64_t oldest, int64_t cell) {
+  __mmask16 window = ~first(oldest - cell);
+  if (!s.mask) return first(s.start + i + 1 - cell) & window;
   int64_t end = s.start + s.count, trunk = end - s.tail;
   __mmask16 before = first(trunk - cell), inside = first(end - cell) & ~before;
   __m128i seen = _mm_maskz_loadu_epi8(inside, s.mask + i * s.tail + cell - trunk);
-  return before | _mm_test_epi8_mask(seen, seen);
+  return (before & window) | _mm_test_epi8_mask(seen, seen);
 }
 
 // The running softmax of one query row: the largest score so far, and relative to it the sum of the
@@ -729,7 +752,8 @@ struct QueryTile {
   int64_t kv_head, begin, count;
 };
 
-void attend(const Attention& a, const QueryTile& t, const bf16* qkv, const bf16* keys, bf16* out) {
+void attend(const Attention& a, const QueryTile& t, const HeadNorms& norms, const bf16* qkv,
+            const bf16* keys, bf16* out) {
   thread_local Scratch query_scratch, value_scratch, panel_scratch, sum_scratch;
   const Segment& s = *t.segment;
   int64_t width = a.head_dim, group = a.heads / a.kv_heads;
@@ -743,8 +767,8 @@ void attend(const Attention& a, const QueryTile& t, const bf16* qkv, const bf16*
   };
   for (int64_t i = 0; i < t.count; ++i) {
     int64_t r = t.begin + i, angle = a.positions[s.row + r / group] * width;
-    rotate(qkv + place(r, a.heads + 2 * a.kv_heads), a.cosine + angle, a.sine + angle, width,
-           query + i * width);
+    normalize_and_rotate(qkv + place(r, a.heads + 2 * a.kv_heads), norms.query, norms.eps,
+                         a.cosine + angle, a.sine + angle, width, query + i * width);
     largest[i] = -std::numeric_limits<float>::infinity();
     sums[i] = _mm512_setzero_ps();
   }
@@ -754,7 +778,15 @@ void attend(const Attention& a, const QueryTile& t, const bf16* qkv, const bf16*
   int64_t last = s.mask ? end : s.start + (t.begin + t.count - 1) / group + 1;
   char* value_panels = panels + kCells * 2 * width;
   float scale = 1.f / std::sqrt((float)width);
-  for (int64_t cell = 0; cell < last; cell += kCells) {
+  auto oldest = [&](int64_t token) {
+    return a.window ? std::max<int64_t>(0, a.positions[s.row + token] - a.window + 1) : 0;
+  };
+  // Blocks of cells start at multiples of kCells whatever the tile's rows, so that a row's bits do
+  // not depend on its neighbours; a block that a row does not see changes nothing.
+  int64_t begin = a.window ? s.start + s.count : 0;
+  for (int64_t i = 0; a.window && i < t.count; ++i)
+    begin = std::min(begin, oldest((t.begin + i) / group) / kCells * kCells);
+  for (int64_t cell = begin; cell < last; cell += kCells) {
     const bf16* source = keys + t.kv_head * a.head_stride + cell * width;
     int64_t cells = std::min<int64_t>(kCells, end - cell);
     for (int64_t b = 0; b < 2; ++b)
@@ -769,7 +801,8 @@ void attend(const Attention& a, const QueryTile& t, const bf16* qkv, const bf16*
              sizeof(scores[0]), false);
       for (int64_t i = 0; i < count; ++i) {
         int64_t token = (t.begin + row + i) / group;
-        __mmask16 seen[2] = {visible(s, token, cell), visible(s, token, cell + kLanes)};
+        int64_t from = oldest(token);
+        __mmask16 seen[2] = {visible(s, token, from, cell), visible(s, token, from, cell + kLanes)};
         softmax_step({largest[row + i], sums[row + i], values + (row + i) * width}, scores[i], seen,
                      scale, width, weights[i]);
       }
@@ -856,17 +889,18 @@ void rms_norm(const bf16* x, int64_t rows, int64_t n, int64_t x_stride, const bf
     rms_norm_row(x + i * x_stride, n, weight, eps, out + i * out_stride);
 }
 
-// One layer's attention for all segments of a batch. Rotates q and k by the rows' positions, writes k
+// One layer's attention for all segments of a batch. Normalises and rotates q and k by the rows' positions, writes k
 // and v to the cache, then attends: qkv [rows, heads + 2 kv_heads, head_dim] -> out [rows, heads,
 // head_dim]. Each key and value is read once for all query rows (up to 96) of its segment.
-void attention(const Attention* a, const bf16* qkv, int64_t layer, bf16* out, int64_t threads) {
+void attention(const Attention* a, const HeadNorms* norms, const bf16* qkv, int64_t layer, bf16* out,
+               int64_t threads) {
   std::vector<QueryTile> tiles;
   auto keys = [&](const Segment& s) {
     return a->memory + layer * a->layer_stride + s.slot * a->slot_stride;
   };
   for (int64_t i = 0; i < a->segment_count; ++i) {
     const Segment& s = a->segments[i];
-    store_cells(*a, s, qkv, keys(s));
+    store_cells(*a, s, *norms, qkv, keys(s));
     int64_t rows = s.count * a->heads / a->kv_heads;
     for (int64_t h = 0; h < a->kv_heads; ++h)
       for (int64_t row = 0; row < rows; row += kQueryRows)
@@ -874,7 +908,7 @@ void attention(const Attention* a, const bf16* qkv, int64_t layer, bf16* out, in
   }
   parallel(tiles.size(), threads, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i)
-      attend(*a, tiles[i], qkv, keys(*tiles[i].segment), out);
+      attend(*a, tiles[i], *norms, qkv, keys(*tiles[i].segment), out);
   });
 }
 

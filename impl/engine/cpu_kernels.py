@@ -75,8 +75,16 @@ class _Attention(ctypes.Structure):
         ),
         *((name, ctypes.c_int64) for name in ("segment_count", "rows", "heads", "kv_heads")),
         *((name, ctypes.c_int64) for name in ("head_dim", "layer_stride", "value_offset")),
-        *((name, ctypes.c_int64) for name in ("slot_stride", "head_stride")),
+        *((name, ctypes.c_int64) for name in ("slot_stride", "head_stride", "window")),
     )
+
+
+class _HeadNorms(ctypes.Structure):
+    """`HeadNorms` of the C++ source."""
+
+    _fields_ = (
+        ("query", ctypes.c_void_p), ("key", ctypes.c_void_p), ("eps", ctypes.c_double),
+    )  # fmt: skip
 
 
 def _missing_features(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:
@@ -129,7 +137,7 @@ def _bind(path: Path) -> ctypes.CDLL:
         "linear": (pointer, pointer, integer, integer, pointer, real, pointer, integer, pointer,
                    integer, integer),
         "rms_norm": (pointer, integer, integer, integer, pointer, real, pointer, integer),
-        "attention": (pointer, pointer, integer, pointer, integer),
+        "attention": (pointer, pointer, pointer, integer, pointer, integer),
         "read_memory": (pointer, integer),
     }  # fmt: skip
     for name, types in arguments.items():
@@ -237,7 +245,7 @@ class _AttentionPlan:
     """The arguments of attention that all layers of one pass share.
 
     Attributes:
-        batch, cache, rope: what the plan was made for; it keeps their memory alive.
+        batch, cache, rope, window: what the plan was made for; it keeps their memory alive.
         masks: the segments' masks as bytes, and the segment table, kept alive likewise.
         struct: points into all of these.
     """
@@ -245,13 +253,19 @@ class _AttentionPlan:
     batch: TokenBatch
     cache: KVCache
     rope: torch.Tensor
+    window: int | None
     masks: list[torch.Tensor | None]
     segments: ctypes.Array[_Segment]
     struct: _Attention
 
     @classmethod
     def make(
-        cls, batch: TokenBatch, cache: KVCache, rope: torch.Tensor, width: int
+        cls,
+        batch: TokenBatch,
+        cache: KVCache,
+        rope: torch.Tensor,
+        window: int | None,
+        width: int,
     ) -> _AttentionPlan:
         """Checks and lays out a pass whose qkv rows have `width` values."""
         memory = cache.memory
@@ -265,7 +279,7 @@ class _AttentionPlan:
         for s in batch.segments:
             if s.end > cells:
                 raise ValueError(f"batch: cell {s.end - 1} is outside the slot's {cells} cells")
-            mask = None if s.tail_mask is None else s.tail_mask.to(torch.uint8).contiguous()
+            mask = None if s.tail_mask is None else s.tail(window).to(torch.uint8).contiguous()
             masks.append(mask)
             tail, address = (0, None) if mask is None else (mask.shape[1], mask.data_ptr())
             rows.append((first, s.count, s.slot, s.start, tail, address))
@@ -274,13 +288,16 @@ class _AttentionPlan:
         struct = _Attention(
             memory.data_ptr(), rope[0].data_ptr(), rope[1].data_ptr(), batch.positions.data_ptr(),
             ctypes.addressof(segments), len(rows), first, width // head_dim - 2 * kv_heads,
-            kv_heads, head_dim, *memory.stride()[:4],
+            kv_heads, head_dim, *memory.stride()[:4], window or 0,
         )  # fmt: skip
-        return cls(batch, cache, rope, masks, segments, struct)
+        return cls(batch, cache, rope, window, masks, segments, struct)
 
-    def fits(self, batch: TokenBatch, cache: KVCache, rope: torch.Tensor) -> bool:
+    def fits(
+        self, batch: TokenBatch, cache: KVCache, rope: torch.Tensor, window: int | None
+    ) -> bool:
         """Whether the plan was made for these very objects."""
-        return self.batch is batch and self.cache is cache and self.rope is rope
+        same_pass = self.batch is batch and self.cache is cache
+        return same_pass and self.rope is rope and self.window == window
 
 
 class CpuKernels:
@@ -289,6 +306,7 @@ class CpuKernels:
     def __init__(self, library: ctypes.CDLL, threads: int) -> None:
         self._library = library
         self._plan: _AttentionPlan | None = None
+        self._no_norms = _HeadNorms()
         self.threads = threads
 
     @classmethod
@@ -346,7 +364,17 @@ class CpuKernels:
         return PackedLinear(self._library, self.threads, gate, up=up, quantization=quantization)
 
     def attention(
-        self, qkv: torch.Tensor, rope: torch.Tensor, batch: TokenBatch, cache: KVCache, layer: int
+        self,
+        qkv: torch.Tensor,
+        rope: torch.Tensor,
+        batch: TokenBatch,
+        cache: KVCache,
+        layer: int,
+        *,
+        window: int | None = None,
+        query_norm: torch.Tensor | None = None,
+        key_norm: torch.Tensor | None = None,
+        eps: float = 0.0,
     ) -> torch.Tensor:
         """Rotates q and k, writes k and v to the cache, attends with a float32 softmax.
 
@@ -358,19 +386,29 @@ class CpuKernels:
             batch: where the N rows belong.
             cache: read and written at `layer`; every cell before a segment's end is finite.
             layer: index of the layer.
+            window: how many tokens a token sees, itself included; None is all.
+            query_norm: bfloat16 [head_dim]; applies RMSNorm to each query head first.
+            key_norm: the same of key heads.
+            eps: of these norms.
 
         Returns:
             bfloat16 [N, heads * head_dim].
         """
         rows, width = qkv.shape
         plan = self._plan
-        if plan is None or not plan.fits(batch, cache, rope):
-            plan = self._plan = _AttentionPlan.make(batch, cache, rope, width)
+        if plan is None or not plan.fits(batch, cache, rope, window):
+            plan = self._plan = _AttentionPlan.make(batch, cache, rope, window, width)
         struct = plan.struct
+        norms = self._no_norms
+        if query_norm is not None or key_norm is not None:
+            norms = _HeadNorms(
+                *(n if n is None else n.data_ptr() for n in (query_norm, key_norm)), eps
+            )
         out = torch.empty((rows, struct.heads * struct.head_dim), dtype=torch.bfloat16)
         self._library.attention(
-            ctypes.addressof(struct), qkv.data_ptr(), layer, out.data_ptr(), self.threads
-        )
+            ctypes.addressof(struct), ctypes.addressof(norms), qkv.data_ptr(), layer,
+            out.data_ptr(), self.threads,
+        )  # fmt: skip
         return out
 
     def read_memory(self, data: torch.Tensor) -> None:

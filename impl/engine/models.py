@@ -10,7 +10,7 @@ import torch
 from harness.decoder import DecoderSetup
 from harness.errors import ModelError
 from impl.engine.architecture import TransformerConfig
-from impl.engine.backends import choose_operators
+from impl.engine.backends import Choice, choose_operators
 from impl.engine.cpu_kernels import Quantization
 from impl.engine.loader import load_transformer, read_config
 from impl.engine.transformer import Transformer
@@ -40,13 +40,20 @@ class ModelSpec:
 
     def load(self) -> Transformer:
         """Reads and packs the weights."""
-        dtype = getattr(torch, self.dtype)
-        head_dim = TransformerConfig.from_hf(read_config(self.folder)).head_dim
-        operators = choose_operators(
-            dtype, head_dim, quantization=self.quantization, kernel_dir=self.kernel_dir
-        )
         return load_transformer(
-            self.folder, dtype=dtype, head_ids=self.head_ids(), operators=operators
+            self.folder,
+            dtype=getattr(torch, self.dtype),
+            head_ids=self.head_ids(),
+            operators=self.choose_operators().operators,
+        )
+
+    def choose_operators(self) -> Choice:
+        """What the model's layers are computed with on this machine."""
+        return choose_operators(
+            TransformerConfig.from_hf(read_config(self.folder)),
+            getattr(torch, self.dtype),
+            quantization=self.quantization,
+            kernel_dir=self.kernel_dir,
         )
 
     def width(self) -> int:

@@ -13,15 +13,34 @@ from typing import NamedTuple, Protocol, cast
 import torch
 import torch.nn.functional as F
 
+from impl.engine.architecture import Activation
 from impl.engine.kv_cache import KVCache
 from impl.engine.token_batch import Segment, TokenBatch
 
 
 class Norm(NamedTuple):
-    """A root-mean-square norm in front of a linear layer: weight [features] and epsilon."""
+    """A root-mean-square norm: weight [features] and epsilon; computed in the weight's dtype."""
 
     weight: torch.Tensor
     eps: float
+
+
+class Attention(NamedTuple):
+    """What one layer's attention has of its own.
+
+    Attributes:
+        rope: cosines and sines [2, max_position, head_dim].
+        scale: what scores are multiplied with before the softmax.
+        window: how many tokens a token sees, itself included; None is all.
+        query_norm, key_norm: applied before the rotation, to as many adjacent features as they have
+            weights: those of one head or of all of them.
+    """
+
+    rope: torch.Tensor
+    scale: float
+    window: int | None = None
+    query_norm: Norm | None = None
+    key_norm: Norm | None = None
 
 
 class Linear(Protocol):
@@ -52,17 +71,17 @@ class Operators(Protocol):
     def head(self, weight: torch.Tensor) -> Linear:
         """The output head: a layer without bias whose results are float32."""
 
-    def swiglu(self, gate: torch.Tensor, up: torch.Tensor) -> Linear:
-        """silu(x G^T) * (x U^T) as one layer."""
+    def gated(self, gate: torch.Tensor, up: torch.Tensor, activation: Activation) -> Linear:
+        """activation(x G^T) * (x U^T) as one layer."""
 
     def attention(
-        self, qkv: torch.Tensor, rope: torch.Tensor, batch: TokenBatch, cache: KVCache, layer: int
+        self, qkv: torch.Tensor, how: Attention, batch: TokenBatch, cache: KVCache, layer: int
     ) -> torch.Tensor:
-        """Rotates q and k, writes k and v to the cache, attends.
+        """Normalises and rotates q and k, writes k and v to the cache, attends.
 
         Args:
             qkv: [N, (heads + 2 kv_heads) * head_dim], query heads first, then keys, then values.
-            rope: cosines and sines [2, max_position, head_dim].
+            how: what this layer's attention has of its own.
             batch: where the N rows belong.
             cache: read and written at `layer`.
             layer: index of the layer.
@@ -134,11 +153,29 @@ class Float32Result:
         return self.linear(x, norm=norm, residual=residual).float()
 
 
-class TorchSwiGLU:
-    """Gate and up projections as one layer, then silu(gate) * up."""
+class NormedResult:
+    """A layer whose results are normalised before the residual is added."""
 
-    def __init__(self, gate_up: Linear) -> None:
-        self.gate_up = gate_up
+    def __init__(self, linear: Linear, norm: Norm) -> None:
+        self.linear, self.norm = linear, norm
+        self.weight_bytes = linear.weight_bytes
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        *,
+        norm: Norm | None = None,
+        residual: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        y = _normalised(self.linear(x, norm=norm), self.norm)
+        return y if residual is None else y + residual
+
+
+class TorchGated:
+    """Gate and up projections as one layer, then activation(gate) * up."""
+
+    def __init__(self, gate_up: Linear, activation: Activation) -> None:
+        self.gate_up, self.activation = gate_up, activation
         self.weight_bytes = gate_up.weight_bytes
 
     def __call__(
@@ -149,7 +186,8 @@ class TorchSwiGLU:
         residual: torch.Tensor | None = None,
     ) -> torch.Tensor:
         gate, up = self.gate_up(x, norm=norm).chunk(2, dim=-1)
-        y = F.silu(gate).mul_(up)
+        gate = F.silu(gate) if self.activation == "silu" else F.gelu(gate, approximate="tanh")
+        y = gate.mul_(up)
         return y if residual is None else y + residual
 
 
@@ -169,31 +207,47 @@ class TorchOperators:
         """See `Operators.head`."""
         return Float32Result(self.linear(weight, None))
 
-    def swiglu(self, gate: torch.Tensor, up: torch.Tensor) -> Linear:
-        """See `Operators.swiglu`."""
-        return TorchSwiGLU(self.linear(torch.cat((gate, up)), None))
+    def gated(self, gate: torch.Tensor, up: torch.Tensor, activation: Activation) -> Linear:
+        """See `Operators.gated`."""
+        return TorchGated(self.linear(torch.cat((gate, up)), None), activation)
 
     def attention(
-        self, qkv: torch.Tensor, rope: torch.Tensor, batch: TokenBatch, cache: KVCache, layer: int
+        self, qkv: torch.Tensor, how: Attention, batch: TokenBatch, cache: KVCache, layer: int
     ) -> torch.Tensor:
         """See `Operators.attention`."""
         kv_heads, head_dim = cache.memory.shape[3], cache.memory.shape[5]
         qkv = qkv.view(qkv.shape[0], -1, head_dim)
-        rotated = _rotate(qkv[:, :-kv_heads], rope[:, batch.positions])
-        query, key, value = rotated[:, :-kv_heads], rotated[:, -kv_heads:], qkv[:, -kv_heads:]
+        unrotated, value = qkv[:, :-kv_heads], qkv[:, -kv_heads:]
+        if how.query_norm is not None or how.key_norm is not None:
+            query, key = unrotated[:, :-kv_heads], unrotated[:, -kv_heads:]
+            normed = _normalised_heads(query, how.query_norm), _normalised_heads(key, how.key_norm)
+            unrotated = torch.cat(normed, dim=1)
+        rotated = _rotate(unrotated, how.rope[:, batch.positions])
+        query, key = rotated[:, :-kv_heads], rotated[:, -kv_heads:]
         output, row = torch.empty_like(query), 0
         for segment in batch.segments:
             rows = slice(row, row + segment.count)
             memory = cache.memory[layer, :, segment.slot, :, : segment.end]
             memory[0, :, segment.start :] = key[rows].transpose(0, 1)
             memory[1, :, segment.start :] = value[rows].transpose(0, 1)
-            output[rows] = _attend(query[rows], memory, _additive_mask(segment, qkv))
+            mask = _additive_mask(segment, how.window, qkv)
+            output[rows] = _attend(query[rows], memory, mask, how.scale)
             row += segment.count
         return output.view(len(output), -1)
 
 
 def _normalised(x: torch.Tensor, norm: Norm | None) -> torch.Tensor:
-    return x if norm is None else F.rms_norm(x, norm.weight.shape, norm.weight, norm.eps)
+    if norm is None:
+        return x
+    weight = norm.weight
+    return F.rms_norm(x.to(weight.dtype), weight.shape, weight, norm.eps).to(x.dtype)
+
+
+def _normalised_heads(x: torch.Tensor, norm: Norm | None) -> torch.Tensor:
+    """Normalises x [N, heads, head_dim] by heads, or all heads together: see `Attention`."""
+    if norm is None:
+        return x
+    return _normalised(x.reshape(len(x), -1, len(norm.weight)), norm).view(x.shape)
 
 
 def _rotate(x: torch.Tensor, rope: torch.Tensor) -> torch.Tensor:
@@ -203,7 +257,9 @@ def _rotate(x: torch.Tensor, rope: torch.Tensor) -> torch.Tensor:
     return torch.addcmul(x * cos, torch.cat((-second, first), dim=-1), sin)
 
 
-def _attend(query: torch.Tensor, memory: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+def _attend(
+    query: torch.Tensor, memory: torch.Tensor, mask: torch.Tensor | None, scale: float
+) -> torch.Tensor:
     """Attention of query [n, heads, D] over memory [2, kv_heads, cells, D]; mask [n, cells].
 
     The query heads that share a key head are folded into the query length: at a few tokens this is
@@ -216,17 +272,17 @@ def _attend(query: torch.Tensor, memory: torch.Tensor, mask: torch.Tensor | None
     folded = folded.reshape(1, kv_heads, count * group, head_dim)
     if mask is not None:
         mask = mask.repeat_interleave(group, dim=0)
-    output = F.scaled_dot_product_attention(folded, memory[None, 0], memory[None, 1], mask)
+    output = F.scaled_dot_product_attention(
+        folded, memory[None, 0], memory[None, 1], mask, scale=scale
+    )
     return output.view(kv_heads, count, group, head_dim).transpose(0, 1).reshape(query.shape)
 
 
-def _additive_mask(segment: Segment, like: torch.Tensor) -> torch.Tensor | None:
+def _additive_mask(segment: Segment, window: int | None, like: torch.Tensor) -> torch.Tensor | None:
     """The segment's mask [count, end], 0 where visible and -inf elsewhere; None hides nothing."""
-    tail = segment.tail_mask
-    if tail is None:
-        if segment.count == 1:
-            return None
-        tail = torch.ones(segment.count, segment.count, dtype=torch.bool).tril()
+    hides_nothing = segment.tail_mask is None and segment.count == 1
+    if hides_nothing and (window is None or segment.end <= window):
+        return None
     mask = torch.zeros(segment.count, segment.end, dtype=like.dtype)
-    mask[:, segment.end - tail.shape[1] :].masked_fill_(~tail, float("-inf"))
+    mask.masked_fill_(~segment.visible(window), float("-inf"))
     return mask.to(like.device)

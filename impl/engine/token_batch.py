@@ -30,6 +30,26 @@ class Segment:
         """One past the last cell written."""
         return self.start + self.count
 
+    def tail(self, window: int | None = None) -> torch.Tensor:
+        """The tail mask, spelt out where causal; see `visible` for the window."""
+        mask = self.tail_mask
+        if mask is None:
+            mask = torch.ones(self.count, self.count, dtype=torch.bool).tril()
+        return mask if window is None else _newest(mask, window)
+
+    def visible(self, window: int | None = None) -> torch.Tensor:
+        """What each token sees: bool [count, end].
+
+        Args:
+            window: how many tokens a token sees at most, itself included. The cells that a token
+                sees hold one token of each position up to its own, in order, be it in a tree: so
+                the window is the last `window` of them.
+        """
+        tail = self.tail()
+        trunk = torch.ones(self.count, self.end - tail.shape[1], dtype=torch.bool)
+        mask = torch.cat((trunk, tail), dim=1)
+        return mask if window is None else _newest(mask, window)
+
 
 @dataclass(frozen=True, slots=True)
 class TokenBatch:
@@ -63,3 +83,8 @@ class TokenBatch:
         positions = [start + i for _, start, part in parts for i in range(len(part))]
         segments = [Segment(slot, start, len(part)) for slot, start, part in parts]
         return cls.pack(tokens, positions, segments, device)
+
+
+def _newest(mask: torch.Tensor, window: int) -> torch.Tensor:
+    """Keeps the last `window` cells that each row [cells] sees."""
+    return mask & (mask.flip(1).cumsum(1).flip(1) <= window)

@@ -1,4 +1,4 @@
-"""A lean decoder-only transformer for the Llama and Qwen2 families.
+"""A lean decoder-only transformer for the families of `architecture`.
 
 It runs packed batches of new tokens against a KV cache: single tokens, chunks of a prompt, and
 trees of candidates are one and the same pass, told apart by the batch's segments. It knows nothing
@@ -8,35 +8,16 @@ about sampling, drafting or verifying.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
-from harness.errors import ModelError
 from impl.engine.architecture import TransformerConfig
 from impl.engine.kv_cache import KVCache
+from impl.engine.layer import Checkpoint, Layer, build_layer
 from impl.engine.operators import Linear, Norm, Operators, TorchOperators
 from impl.engine.token_batch import TokenBatch
 
-
-class _Take(Protocol):
-    def __call__(self, name: str, *shape: int) -> torch.Tensor: ...
-
-
 PREFILL_CHUNK = 256  # tokens of a prompt per pass: bounds scratch memory, keeps weights in use
-
-
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """The four linear layers of a transformer block, each with the norm in front of it."""
-
-    attention_norm: Norm
-    qkv: Linear
-    output: Linear
-    mlp_norm: Norm
-    gate_up: Linear
-    down: Linear
 
 
 class Transformer:
@@ -67,7 +48,9 @@ class Transformer:
         self._layers = tuple(layers)
         self._final_norm = final_norm
         self._head = head
-        self._rope = config.rope_tables(self.dtype, self.device)
+        self._embedding_scale: float | None = None
+        if config.family.scaled_embedding:  # rounded to the weights' dtype, as Hugging Face does
+            self._embedding_scale = float(torch.tensor(config.hidden_size**0.5, dtype=self.dtype))
 
     @classmethod
     def from_weights(
@@ -83,35 +66,27 @@ class Transformer:
         """Builds the model from tensors under their Hugging Face names.
 
         Raises:
-            ModelError: a tensor is missing or has the wrong shape.
+            ModelError: a tensor is missing, has the wrong shape, or belongs to another model.
         """
         operators = operators or TorchOperators()
-        device = torch.device(device)
-
-        def take(name: str, *shape: int) -> torch.Tensor:
-            tensor = weights.get(name)
-            if tensor is None:
-                raise ModelError(f"weights: tensor {name!r} is missing")
-            if tuple(tensor.shape) != shape:
-                raise ModelError(f"weights: {name!r} is {list(tensor.shape)}, want {list(shape)}")
-            return tensor.to(device=device, dtype=dtype)
-
-        hidden = config.hidden_size
-        embedding = take("model.embed_tokens.weight", config.vocab_size, hidden)
-        tied = config.tied_head or "lm_head.weight" not in weights
-        head = embedding if tied else take("lm_head.weight", config.vocab_size, hidden)
+        checkpoint = Checkpoint(weights, config, dtype, torch.device(device))
+        size = (config.vocab_size, config.hidden_size)
+        embedding = checkpoint.take("model.embed_tokens.weight", *size)
+        tied = config.tied_head or "lm_head.weight" not in checkpoint
+        head = embedding if tied else checkpoint.take("lm_head.weight", *size)
+        ropes = {
+            rope: rope.table(config.head_dim, config.max_position, dtype, checkpoint.device)
+            for rope in dict.fromkeys(attention.rope for attention in config.attention)
+        }
+        layers = [
+            build_layer(checkpoint, i, ropes[attention.rope], operators)
+            for i, attention in enumerate(config.attention)
+        ]
+        final_norm = checkpoint.norm("model.norm", config.hidden_size)
+        checkpoint.refuse_unused()
         if head_ids is not None:
-            head = head[head_ids.to(device)]
-        return cls(
-            config,
-            embedding,
-            [_build_layer(config, f"model.layers.{i}.", weights, take, operators)
-             for i in range(config.layers)],
-            Norm(take("model.norm.weight", hidden), config.norm_eps),
-            operators.head(head),
-            head_ids,
-            operators,
-        )  # fmt: skip
+            head = head[head_ids.to(checkpoint.device)]
+        return cls(config, embedding, layers, final_norm, operators.head(head), head_ids, operators)
 
     @property
     def weight_bytes(self) -> int:
@@ -165,47 +140,13 @@ class Transformer:
 
     def _run_layers(self, batch: TokenBatch, cache: KVCache) -> torch.Tensor:
         """Hidden states [N, hidden] behind the last block."""
-        attention, rope = self.operators.attention, self._rope
+        attention = self.operators.attention
         # A draft padded to fewer ids than its target may be fed one that it lacks: no real token.
         x = self._embedding[batch.tokens.clamp(max=len(self._embedding) - 1)]
+        if self._embedding_scale is not None:
+            x = x * self._embedding_scale
         for i, layer in enumerate(self._layers):
             qkv = layer.qkv(x, norm=layer.attention_norm)
-            x = layer.output(attention(qkv, rope, batch, cache, i), residual=x)
+            x = layer.output(attention(qkv, layer.attention, batch, cache, i), residual=x)
             x = layer.down(layer.gate_up(x, norm=layer.mlp_norm), residual=x)
         return x
-
-
-def _build_layer(
-    config: TransformerConfig,
-    prefix: str,
-    weights: Mapping[str, torch.Tensor],
-    take: _Take,
-    operators: Operators,
-) -> Layer:
-    hidden, inner = config.hidden_size, config.intermediate_size
-    query, key = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
-
-    def bias(name: str, size: int) -> torch.Tensor | None:
-        return take(name, size) if name in weights else None
-
-    projections = (("q_proj", query), ("k_proj", key), ("v_proj", key))
-    qkv = torch.cat([take(f"{attention}{name}.weight", size, hidden) for name, size in projections])
-    biases = [bias(f"{attention}{name}.bias", size) for name, size in projections]
-    present = [part for part in biases if part is not None]
-    return Layer(
-        Norm(take(f"{prefix}input_layernorm.weight", hidden), config.norm_eps),
-        operators.linear(qkv, torch.cat(present) if present else None),
-        operators.linear(
-            take(f"{attention}o_proj.weight", hidden, query),
-            bias(f"{attention}o_proj.bias", hidden),
-        ),
-        Norm(take(f"{prefix}post_attention_layernorm.weight", hidden), config.norm_eps),
-        operators.swiglu(
-            take(f"{mlp}gate_proj.weight", inner, hidden),
-            take(f"{mlp}up_proj.weight", inner, hidden),
-        ),
-        operators.linear(
-            take(f"{mlp}down_proj.weight", hidden, inner), bias(f"{mlp}down_proj.bias", hidden)
-        ),
-    )

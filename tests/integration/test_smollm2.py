@@ -6,8 +6,9 @@ from transformers import AutoModelForCausalLM
 
 from harness.errors import HarnessError
 from harness.pairs import default_cache_dir, find_pair, resolve
+from impl.engine.architecture import TransformerConfig
 from impl.engine.backends import choose_operators
-from impl.engine.loader import load_tokenizer, load_transformer
+from impl.engine.loader import load_tokenizer, load_transformer, read_config
 from impl.engine.token_batch import Segment, TokenBatch
 from impl.engine.token_tree import TokenTree
 
@@ -68,7 +69,8 @@ def test_prefill_steps_and_a_tree_pass_equal_transformers(exact, ids, reference)
 
 
 def test_the_bfloat16_kernels_rank_tokens_as_transformers_does(folder, ids, reference, tmp_path):
-    operators = choose_operators(torch.bfloat16, 64, quantization=None, kernel_dir=tmp_path)
+    config = TransformerConfig.from_hf(read_config(folder))
+    operators, _ = choose_operators(config, torch.bfloat16, quantization=None, kernel_dir=tmp_path)
     model = load_transformer(folder, dtype=torch.bfloat16, operators=operators)
     batch = TokenBatch.causal([(0, 0, ids)], model.device)
     logits = model.forward(batch, model.new_cache(1, len(ids)))

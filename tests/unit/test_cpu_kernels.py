@@ -442,6 +442,70 @@ def test_tokens_together_give_the_bits_of_tokens_one_by_one(
                 assert torch.equal(y, alone[:rows]), f"{rows} rows, mask {tail_mask is not None}"
 
 
+@pytest.mark.parametrize("window", [1, 5, 33, 40])
+def test_windows_hide_the_oldest_cells(kernels: CpuKernels, window: int) -> None:
+    cache, qkv = new_cache(2, 64), normal(40, 18, 64)
+    batch = batch_of(Segment(1, 30, 40))
+    y = kernels.attention(qkv.flatten(1), no_rotation(96, 64), batch, cache, 1, window=window)
+    cell, position = torch.arange(70), 30 + torch.arange(40)[:, None]
+    seen = (cell <= position) & (cell > position - window)
+    assert_attends(y, qkv[:, :14], *cache.memory[1, :, 1, :, :70], seen)
+
+
+def test_a_window_counts_along_a_trees_paths(kernels: CpuKernels) -> None:
+    """Behind 34 settled cells: a chain 0-1-2 and node 3 beside node 2."""
+    cache, qkv = new_cache(1, 32), normal(4, 4, 32)
+    tail = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 0, 1]], dtype=torch.bool)
+    segment = Segment(0, 34, 4, tail_mask=tail)
+    batch = TokenBatch.pack([0] * 4, [34, 35, 36, 36], [segment], torch.device("cpu"))
+    for window, seen_cells in (
+        (2, ([33, 34], [34, 35], [35, 36], [35, 37])),
+        (4, ([31, 32, 33, 34], [32, 33, 34, 35], [33, 34, 35, 36], [33, 34, 35, 37])),
+    ):
+        y = kernels.attention(qkv.flatten(1), no_rotation(96, 32), batch, cache, 0, window=window)
+        seen = torch.zeros(4, 38, dtype=torch.bool)
+        for row, cells in enumerate(seen_cells):
+            seen[row, cells] = True
+        assert_attends(y, qkv[:, :2], *cache.memory[0, :, 0, :, :38], seen)
+
+
+def test_windowed_tokens_together_give_the_bits_of_tokens_one_by_one(kernels: CpuKernels) -> None:
+    rope, memory = rotation(96, 64), new_cache(2, 64).memory
+    qkv = normal(40, (14 + 2 * 2) * 64)
+
+    def attend(start: int, rows: torch.Tensor, cache: KVCache) -> torch.Tensor:
+        batch = batch_of(Segment(0, start, len(rows)))
+        return kernels.attention(rows.contiguous(), rope, batch, cache, 0, window=37)
+
+    alone, together = new_cache(2, 64), new_cache(2, 64)
+    for cache in (alone, together):
+        cache.memory.copy_(memory)
+    want = torch.cat([attend(29 + i, qkv[i : i + 1], alone) for i in range(40)])
+    assert torch.equal(attend(29, qkv, together), want)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), HEADS[:3])
+def test_heads_are_normalised_before_they_are_rotated(
+    kernels: CpuKernels, heads: int, kv_heads: int, head_dim: int
+) -> None:
+    rope, plain, normed = rotation(96, head_dim), *(new_cache(kv_heads, head_dim) for _ in "ab")
+    plain.memory.copy_(normed.memory)
+    qkv, weights = normal(7, heads + 2 * kv_heads, head_dim), normal(2, head_dim)
+    batch = batch_of(Segment(0, 40, 7))
+    y = kernels.attention(
+        qkv.flatten(1), rope, batch, normed, 0,
+        query_norm=weights[0], key_norm=weights[1], eps=1e-3,
+    )  # fmt: skip
+
+    def norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return kernels.rms_norm(x.reshape(-1, head_dim), weight, 1e-3).view(x.shape)
+
+    query, key, value = qkv.split((heads, kv_heads, kv_heads), dim=1)
+    by_hand = torch.cat((norm(query, weights[0]), norm(key, weights[1]), value), dim=1)
+    assert torch.equal(y, kernels.attention(by_hand.flatten(1), rope, batch, plain, 0))
+    assert torch.equal(normed.memory, plain.memory)
+
+
 def test_long_context_and_many_rows(kernels: CpuKernels) -> None:
     cache = new_cache(1, 64, cells=3000)
     qkv = normal(300, 3, 64)
