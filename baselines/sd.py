@@ -15,11 +15,18 @@ from impl.engine.sequence import Sequence
 class SpeculativeOptions(DecoderOptions):
     """Parameters of SD."""
 
-    lookahead: int = Field(4, ge=1, le=64, description="draft tokens a round (K)")
+    lookahead: int = Field(4, ge=1, le=64, description="draft tokens a round (K), at most")
+    stop_below: float = Field(
+        0.0, ge=0, le=1, description="drafting stops behind a token less likely than this; 0: never"
+    )
 
 
 class SpeculativeDecoder(EngineDecoder):
-    """Draft and target take turns on the target's device."""
+    """Draft and target take turns on the target's device.
+
+    `stop_below` is the assistant_confidence_threshold of transformers and the p-min of llama.cpp;
+    the unlikely token itself is submitted, which keeps sampled output exact (`drafter.stops`).
+    """
 
     name = "sd"
     Options = SpeculativeOptions
@@ -39,7 +46,7 @@ class SpeculativeDecoder(EngineDecoder):
         """Drafts up to K tokens for each live sequence, verifies them all in one target pass."""
         live = self.slots.live()
         start_ns = time.perf_counter_ns()
-        drafts = self.drafter.propose(live, self.options.lookahead)
+        drafts = self.drafter.propose(live, self.options.lookahead, self.options.stop_below)
         drafting = Span(SpanKind.DRAFT, start_ns, time.perf_counter_ns())
         outcomes, verifying = self.verifier.verify(live, drafts)
         return [

@@ -102,23 +102,40 @@ def _ids(drafter: SmallDrafter) -> Tensor | None:
 
 
 class _Proposed(NamedTuple):
-    """A token that can be drafted next, its q row (None: a point mass) and its probability."""
+    """A token that can be drafted next.
+
+    Attributes:
+        token: its target id.
+        row: the q that it is drawn from; None for a point mass.
+        weight: the probability that it is drawn.
+        last: whether the draft stops behind it, however many tokens are wanted.
+    """
 
     token: int
     row: Tensor | None
     weight: float
+    last: bool = False
 
 
 def _drafts(case: Case, state: _State) -> Iterator[tuple[Draft, float]]:
     """Every draft that can occur, with its probability."""
     paths: list[list[_Proposed]] = [[]]
     for i in range(case.lookahead):
-        paths = [[*path, drawn] for path in paths for drawn in _draws(case, state, path, i)]
+        paths = [longer for path in paths for longer in _extensions(case, state, path, i)]
     for path in paths:
         rows = [drawn.row for drawn in path if drawn.row is not None]
         tokens = torch.tensor([drawn.token for drawn in path], dtype=torch.int64)
         draft = Draft(tokens, torch.stack(rows) if rows else None, _ids(state.drafter))
         yield draft, float(np.prod([drawn.weight for drawn in path]))
+
+
+def _extensions(
+    case: Case, state: _State, path: list[_Proposed], index: int
+) -> list[list[_Proposed]]:
+    """The path with each token that can be drafted at `index`; itself where it has stopped."""
+    if path and path[-1].last:
+        return [path]
+    return [[*path, drawn] for drawn in _draws(case, state, path, index)]
 
 
 def _draws(case: Case, state: _State, path: Sequence[_Proposed], index: int) -> list[_Proposed]:
@@ -134,7 +151,12 @@ def _draws(case: Case, state: _State, path: Sequence[_Proposed], index: int) -> 
     row = None if q is None else q[0]
     edges = [] if row is None else _cumulative(row.numpy())
     pieces = _pieces(lambda u: draw(logits, case.params, [u], ids).tokens[0], edges)
-    return [_Proposed(token, row, length) for token, _, length in pieces]
+    found = []
+    for token, middle, length in pieces:
+        sure = draw(logits, case.params, [middle], ids).confidences[0]
+        last = engine_drafter.stops(sure, drafter.stop_below)
+        found.append(_Proposed(token, row, length, last))
+    return found
 
 
 # Verification: every number of accepted tokens, every token emitted behind them.

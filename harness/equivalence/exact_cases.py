@@ -77,12 +77,14 @@ class SmallDrafter:
         drawn: how many tokens are drawn from q; those behind are point masses on the likeliest
             token, as a filler or an n-gram continuation is. None draws all.
         draw: how a token is drawn; the engine's way by default.
+        stop_below: the draft ends behind a token that it holds less likely than this.
     """
 
     model: SmallModel
     ids: Tokens | None = None
     drawn: int | None = None
     draw: Draw | None = None
+    stop_below: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +165,11 @@ DRAFTS = {
     "smaller vocabulary": (TARGET, SmallDrafter(SmallModel(2, seed=2))),
     "padded beyond the target": (TARGET, SmallDrafter(SmallModel(4, seed=2))),
     "Saguaro C = 0.5": (TARGET, SmallDrafter(DRAFT, draw=Reweighted(2, 0.5))),
+    "stopped when unsure": (TARGET, SmallDrafter(DRAFT, stop_below=0.5)),
+    "trimmed, stopped when unsure": (
+        TARGET,
+        SmallDrafter(SmallModel(2, seed=2), ids=(0, 2), stop_below=0.6),
+    ),
     "Saguaro C = 0": (TARGET, SmallDrafter(DRAFT, draw=Reweighted(1, 0.0))),
 }
 _SPECULATED = SmallDrafter(DRAFT, draw=Reweighted(1, 0.5))

@@ -30,6 +30,22 @@ def draft_uniform(stream: RandomStream, start: int, index: int) -> float:
     return float(stream.uniforms(Role.DRAFT, start, index + 1)[index])
 
 
+def stops(confidence: float, stop_below: float) -> bool:
+    """Whether a draft ends with the token just drawn, because the draft was not sure of it.
+
+    The token itself is still submitted. So whether token i + 1 is submitted depends on tokens 1 to
+    i alone: given that it is, it was drawn from its q_{i+1}, which is all that the verification
+    needs. Leaving token i out when its own probability is low would be biased at temperature > 0:
+    the tokens that remain would follow q_i restricted to likely ones, and be judged as if drawn
+    from q_i. (A greedy draft is a function of the text, so there it would only cost a token.)
+
+    Args:
+        confidence: the draft's probability of the token.
+        stop_below: the threshold; 0 never stops.
+    """
+    return confidence < stop_below
+
+
 class Drawn(NamedTuple):
     """Tokens drawn from n rows of draft logits.
 
@@ -74,7 +90,10 @@ def draw(
 
 @dataclass(slots=True)
 class _Proposal:
-    """A draft in the making: tokens so far, their q rows, and what to feed next."""
+    """A draft in the making: tokens so far, their q rows, and what to feed next.
+
+    `count` is how many tokens are wanted; less once the draft has stopped early.
+    """
 
     sequence: Sequence
     count: int
@@ -98,14 +117,19 @@ class Drafter:
         """Caches all of the prompt but the pending token."""
         self.model.prefill(self.cache, sequence.slot, sequence.tokens[:-1])
 
-    def propose(self, sequences: List[Sequence], lookahead: int) -> list[Draft]:
-        """Up to `lookahead` tokens for each sequence, all sequences in one batch."""
+    def propose(
+        self, sequences: List[Sequence], lookahead: int, stop_below: float = 0.0
+    ) -> list[Draft]:
+        """Up to `lookahead` tokens for each sequence, all sequences in one batch.
+
+        A sequence's draft ends early behind a token less likely than `stop_below` (see `stops`).
+        """
         proposals = [self._begin(sequence, lookahead) for sequence in sequences]
         for _ in range(lookahead):
             active = [p for p in proposals if len(p.tokens) < p.count]
             if not active:
                 break
-            self._extend(active)
+            self._extend(active, stop_below)
         return [proposal.as_draft(self.model.head_ids) for proposal in proposals]
 
     def _begin(self, sequence: Sequence, lookahead: int) -> _Proposal:
@@ -114,7 +138,7 @@ class Drafter:
         self.cache.truncate(slot, settled)
         return _Proposal(sequence, sequence.draft_limit(lookahead), tokens[settled:])
 
-    def _extend(self, proposals: List[_Proposal]) -> None:
+    def _extend(self, proposals: List[_Proposal], stop_below: float) -> None:
         """Feeds what each proposal has not cached yet and draws its next token."""
         lengths = self.cache.lengths
         parts = [(p.sequence.slot, lengths[p.sequence.slot], p.feed) for p in proposals]
@@ -124,9 +148,11 @@ class Drafter:
         for proposal, row in zip(proposals, torch.split(logits, 1), strict=True):
             slot = proposal.sequence.slot
             self.cache.truncate(slot, lengths[slot] + len(proposal.feed))
-            self._draw(proposal, row)
+            if stops(self._draw(proposal, row), stop_below):
+                proposal.count = len(proposal.tokens)
 
-    def _draw(self, proposal: _Proposal, logits: torch.Tensor) -> None:
+    def _draw(self, proposal: _Proposal, logits: torch.Tensor) -> float:
+        """Appends a token; returns the draft's probability of it."""
         sequence = proposal.sequence
         index, params = len(proposal.tokens), sequence.request.sampling
         uniform = draft_uniform(sequence.stream, sequence.output_length, index)
@@ -141,3 +167,4 @@ class Drafter:
         proposal.feed = drawn.tokens
         if drawn.q is not None:
             proposal.rows.append(drawn.q)
+        return drawn.confidences[0]

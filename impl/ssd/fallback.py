@@ -8,11 +8,10 @@ of them misses and the dearer a wait becomes, until at b* the fast one wins.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal
 
 from harness.decoder import CacheOutcome
-from impl.engine.ngram import continuation
+from impl.engine.ngram import NgramIndex
 from impl.ssd.theory import Backup, SpeedInputs, critical_batch_size
 
 BackupName = Literal["neural", "fast"]
@@ -20,11 +19,9 @@ BackupName = Literal["neural", "fast"]
 _SMOOTHING = 0.1  # weight of the newest observation in a running mean
 
 
-def fast_tokens(tokens: Sequence[int], count: int) -> list[int]:
-    """`count` tokens without a model: the n-gram's continuation, then the last token repeated."""
-    found = continuation(tokens, count)
-    last = found[-1] if found else tokens[-1]
-    return [*found, *[last] * (count - len(found))]
+def fast_tokens(ngrams: NgramIndex, count: int) -> list[int]:
+    """`count` tokens without a model: the n-gram's continuation, else the last token repeated."""
+    return ngrams.continuation(count) or [ngrams.tokens[-1]] * count
 
 
 class _Mean:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import torch
 
 from harness.decoder import CacheOutcome
+from impl.engine.ngram import NgramIndex
 from impl.engine.sequence import Sequence
 from impl.engine.token_tree import ROOT, TokenTree
 from impl.ssd.fallback import BackupName
@@ -63,6 +64,7 @@ class SequenceSpeculation:
 
     Attributes:
         sequence: its tokens and stopping rules, in step with the decoder's.
+        ngrams: of its text, for the fast backup.
         tree: trunk and branches; nodes before `fed` have been fed to the draft model.
         trunk: the speculation that the decoder was given last, growing until it is handed over.
         cache: the branches by the outcome they are for.
@@ -77,6 +79,7 @@ class SequenceSpeculation:
     def __init__(self, sequence: Sequence, lookahead: int, capacity: int, budget: int) -> None:
         """`capacity`: most nodes between two verifications (see `tree_capacity`)."""
         self.sequence = sequence
+        self.ngrams = NgramIndex(sequence.tokens)
         self.lookahead = lookahead
         self.cache: SpeculationCache[Path] = SpeculationCache(budget)
         self.after: CacheOutcome | None = None

@@ -163,7 +163,7 @@ class Speculator:
 
     def _draft_fast(self, state: SequenceSpeculation) -> None:
         state.backup = "fast"
-        for token in fast_tokens(state.sequence.tokens, state.trunk.wanted):
+        for token in fast_tokens(state.ngrams, state.trunk.wanted):
             state.extend(state.trunk, token)
 
     def _hand_over(self, state: SequenceSpeculation, guessed: int) -> Speculation:

@@ -17,6 +17,7 @@ from tiny_runs import Setting, decode
 from harness.decoder import CacheOutcome, SamplingParams
 from harness.store import RunData
 from impl.engine import drafter, sampling, verifier
+from impl.engine.drafter import _Proposal
 from impl.engine.randomness import RandomStream, Role
 from impl.engine.sampling import Draft, Verification, probabilities
 from impl.engine.sequence import Sequence
@@ -29,6 +30,8 @@ from impl.ssd.speculator import Speculator
 SD = Setting("sd")
 SSD = Setting("ssd", options=(("lookahead", 3), ("budget", 4)))
 SAGUARO = replace(SSD, options=(*SSD.options, ("saguaro_c", 0.2)))
+STOP_BELOW = 0.4
+STOPPED = replace(SD, options=(("stop_below", STOP_BELOW),))
 COOL = replace(SD, temperature=0.7)
 REFILLED = replace(SSD, repeats=4, max_new_tokens=5)  # a slot changes hands every few rounds
 
@@ -203,6 +206,17 @@ def hand_over_after_refill(self, state, guessed, honest=Speculator._hand_over):
     return answer
 
 
+def leave_out_unlikely(self, ids, honest=_Proposal.as_draft):
+    """The token that stopped the draft, being unlikely, is not submitted."""
+    draft = honest(self, ids)
+    if draft.probs is None or not len(draft.tokens):
+        return draft
+    last = len(draft.tokens) - 1
+    sure = float(draft.probs[last][draft.tokens[last]])
+    kept = last if sure < STOP_BELOW else last + 1
+    return replace(draft, tokens=draft.tokens[:kept], probs=draft.probs[:kept])
+
+
 # --- random numbers ------------------------------------------------------------------------------
 
 
@@ -317,6 +331,11 @@ MUTANTS = (
         judging(verify_with(as_if_full)),
         setting=replace(SD, trimmed=True),
         size=SMALL,
+    ),
+    mutant(
+        "unlikely token drawn but not submitted",
+        (_Proposal, "as_draft", leave_out_unlikely),
+        setting=STOPPED,
     ),
     mutant(
         "speculation of a previous request after a refill",

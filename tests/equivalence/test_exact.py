@@ -1,12 +1,14 @@
 """The enumeration of verification: exact for the real code, and it sees every broken variant."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from harness.decoder import SamplingParams
+from harness.equivalence import enumeration
 from harness.equivalence.enumeration import enumerate_emissions
 from harness.equivalence.exact import check_case, exact_check, reference_distribution
 from harness.equivalence.exact_cases import (
@@ -66,9 +68,12 @@ BY_HAND = Case(
 )
 
 
-def first_token(verifier) -> list[float]:
+STOPPED = replace(BY_HAND, drafter=replace(BY_HAND.drafter, stop_below=0.4))
+
+
+def first_token(verifier, case: Case = BY_HAND) -> list[float]:
     marginal = [0.0] * 3
-    for tokens, weight in enumerate_emissions(BY_HAND, verifier).items():
+    for tokens, weight in enumerate_emissions(case, verifier).items():
         marginal[tokens[0]] += weight
     return marginal
 
@@ -93,6 +98,16 @@ def test_greedy_acceptance_by_hand():
     from_p = first_token(rejecting_by(greedily, from_target))
     assert from_p == pytest.approx([0.2 + 0.8 * 0.5, 0.8 * 0.3, 0.8 * 0.2], abs=1e-9)
     assert first_token(rejecting_by(greedily)) == pytest.approx([1, 0, 0], abs=1e-9)
+
+
+def test_a_draft_that_stops_when_unsure_by_hand():
+    # Only token 2 (.5) goes on to a second: 2 accepted (.2 / .5), then .5 * .4 of (2, 2, bonus).
+    emitted = enumerate_emissions(replace(STOPPED, lookahead=2))
+    assert emitted[2, 2, 1] == pytest.approx(0.5 * 0.4 * 0.5 * 0.4 * 0.3, abs=1e-12)
+    # 0 and 1 stop the draft: both are always accepted, the bonus token is all that follows.
+    assert emitted[0, 2] == pytest.approx(0.2 * 0.2, abs=1e-12)
+    assert emitted[1, 1] == pytest.approx(0.3 * 0.3, abs=1e-12)
+    assert not any(len(tokens) == 3 and tokens[0] < 2 for tokens in emitted)
 
 
 def test_reference_distribution_by_hand():
@@ -220,6 +235,25 @@ def test_a_q_that_the_tokens_were_not_drawn_from_is_seen(name):
     wrong, params = DRAWS[name]
     assert check_case(chain(3, 1, params)).exact
     assert check_case(chain(3, 1, params, draw=wrong)).error > 1e-3
+
+
+def leaving_out_unlikely(case, state, honest=enumeration._drafts):
+    """Drafts whose last token is left out where it is what stopped them."""
+    for draft, weight in honest(case, state):
+        last = len(draft.tokens) - 1
+        sure = float(draft.probs[last][draft.tokens[last]])
+        if sure < state.drafter.stop_below:
+            draft = Draft(draft.tokens[:last], draft.probs[:last])
+        yield draft, weight
+
+
+def test_leaving_out_an_unlikely_token_that_was_drawn_is_seen(monkeypatch):
+    assert check_case(STOPPED).exact
+    monkeypatch.setattr(enumeration, "_drafts", leaving_out_unlikely)
+    # Token 0 or 1 (.5) is left out and p emits; token 2 (.5) is accepted (.4), or 0 is emitted.
+    expected = [0.5 * 0.5 + 0.3, 0.5 * 0.3, 0.5 * 0.2 + 0.2]
+    assert first_token(verify, STOPPED) == pytest.approx(expected, abs=1e-12)
+    assert check_case(STOPPED).error > 0.01
 
 
 def test_greedy_acceptance_after_a_miss_only_is_seen_in_the_second_round():

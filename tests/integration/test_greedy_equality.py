@@ -1,4 +1,4 @@
-"""Greedy output on the `tiny` pair: SD and SSD equal AR id by id, and AR equals Hugging Face.
+"""Greedy output on the `tiny` pair: all methods equal AR id by id, and AR equals Hugging Face.
 
 In float32 on PyTorch, where a batch can only change a logit's last bits; and, with random weights,
 in bfloat16 on the CPU kernels, whose rows do not depend on the batch at all.
@@ -114,6 +114,20 @@ def test_ar_does_not_depend_on_the_batch(models, requests, expected, batch_size)
 def test_sd_equals_ar(models, requests, expected, batch_size, lookahead):
     pair = Pair(models, batch_size, max_context=512)
     assert emitted(decode(pair.sd(lookahead), requests)) == expected
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 7])
+def test_sd_that_stops_when_unsure_equals_ar(models, requests, expected, batch_size):
+    decoder = Pair(models, batch_size, max_context=512).sd(9, stop_below=0.5)
+    assert emitted(decode(decoder, requests)) == expected
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 7])
+@pytest.mark.parametrize("lookahead", [1, 6])
+def test_ngram_equals_ar(models, requests, expected, batch_size, lookahead):
+    log = decode(Pair(models, batch_size, max_context=512).ngram(lookahead), requests)
+    assert emitted(log) == expected
+    assert sum(r.accepted for rounds in log.values() for r in rounds) > 0
 
 
 @pytest.mark.parametrize(

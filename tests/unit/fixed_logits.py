@@ -22,6 +22,7 @@ import pytest
 import torch
 
 from baselines.ar import AutoregressiveDecoder
+from baselines.ngram import NgramDecoder, NgramOptions
 from baselines.sd import SpeculativeDecoder, SpeculativeOptions
 from harness.decoder import Decoder, DecoderSetup, Request, Round
 from impl.engine import asynchronous_decoder
@@ -287,17 +288,22 @@ class Pair:
     def ar(self) -> AutoregressiveDecoder:
         return AutoregressiveDecoder.create(self.setup(AutoregressiveDecoder.Options()))
 
-    def sd(self, lookahead: int = 4) -> SpeculativeDecoder:
-        return SpeculativeDecoder.create(self.setup(SpeculativeOptions(lookahead=lookahead)))
+    def sd(self, lookahead: int = 4, **options: Any) -> SpeculativeDecoder:
+        options = {"lookahead": lookahead, **options}
+        return SpeculativeDecoder.create(self.setup(SpeculativeOptions(**options)))
+
+    def ngram(self, lookahead: int = 4, **options: Any) -> NgramDecoder:
+        options = {"lookahead": lookahead, **options}
+        return NgramDecoder.create(self.setup(NgramOptions(**options)))
 
     @contextmanager
     def open(self, method: str, lookahead: int) -> Iterator[Decoder]:
-        """AR, SD, or SSD with its worker in this process."""
+        """A method by name; SSD with its worker in this process."""
         if method == "ssd":
             with self.ssd(lookahead=lookahead) as decoder:
                 yield decoder
         else:
-            yield self.ar() if method == "ar" else self.sd(lookahead)
+            yield self.ar() if method == "ar" else getattr(self, method)(lookahead)
 
     @contextmanager
     def ssd(self, *, passes: int | None = None, **options: Any) -> Iterator[ssd.SaguaroDecoder]:

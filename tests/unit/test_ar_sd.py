@@ -1,17 +1,17 @@
-"""AR and SD on models of known logits, and what AR, SD and SSD share: stopping, limits, refusals.
+"""AR and SD on models of known logits, and what all methods share: stopping, limits, refusals.
 
 The target counts 1, 2, 3, ... In "always" the draft counts along, in "never" it skips, in
 "sometimes" it errs once; so every round is known by hand.
 """
 
 import pytest
-from fixed_logits import Counting, Hashed, Pair, Scripted, decode, emitted, greedy_text
+from fixed_logits import Counting, Hashed, Markov, Pair, Scripted, decode, emitted, greedy_text
 
 from harness.decoder import FinishReason, Request, SamplingParams
 from harness.errors import ModelError, RequestError
 from impl.engine.models import Models
 
-METHODS = ("ar", "sd", "ssd")
+METHODS = ("ar", "ngram", "sd", "ssd")
 COUNT = Counting(10)
 SKIP = Counting(10, step=2)
 
@@ -59,6 +59,20 @@ def test_sd_with_a_draft_that_is_never_right():
 def test_sd_with_a_draft_that_errs_once():
     rounds = decode_one(Pair.of(COUNT, errs_at(3), 10).sd(lookahead=3), request())
     assert summary(rounds) == [((1, 2, 3), 3, 2), ((4, 5, 6, 7), 3, 3)]
+
+
+def test_sd_stops_drafting_when_unsure():
+    # 1 after 0 for sure, 2 after 1 with .6, 3 after 2 for sure; the target takes 0 instead of 3.
+    draft = Markov(((0, 1, 0, 0), (0.4, 0, 0.6, 0), (0, 0, 0, 1), (1, 0, 0, 0)))
+    target = Markov(((0, 1, 0, 0), (0, 0, 1, 0), (1, 0, 0, 0), (1, 0, 0, 0)))
+    pair = Pair.of(target, draft, 4)
+
+    def rounds(stop_below):
+        return summary(decode_one(pair.sd(4, stop_below=stop_below), request(max_new_tokens=6)))
+
+    # at .7 the unsure 2 is still submitted (and accepted), nothing behind it
+    assert rounds(0.7) == [((1, 2, 0), 2, 2), ((1, 2, 0), 2, 2)]
+    assert rounds(0.0) == [((1, 2, 0), 4, 2), ((1, 2, 0), 2, 2)]
 
 
 def test_sd_at_temperature_1_never_accepts_what_the_target_cannot_say():
@@ -217,7 +231,8 @@ def test_a_context_beyond_the_targets_positions_is_refused():
 def test_a_pair_without_a_draft_is_refused_by_the_methods_that_need_one():
     target = Pair.of(COUNT, COUNT, 10).models.target_spec
     pair = Pair(Models(target))
-    assert decode_one(pair.ar(), request(max_new_tokens=1))
+    for decoder in (pair.ar(), pair.ngram()):
+        assert decode_one(decoder, request(max_new_tokens=1))
     for method in ("sd", "ssd"):
         with pytest.raises(ModelError, match="draft: this pair has no draft"), pair.open(method, 3):
             pass

@@ -55,6 +55,35 @@ def test_goes_on_after_rounds_without_a_draft():
     assert proposed(drafter, [live], 2) == [[8, 9]]
 
 
+def test_a_draft_stops_behind_the_first_unlikely_token():
+    # Behind 0: 1 for sure; behind 1: 2 with .7; behind 2: 3 with .6; behind 3: 0 for sure.
+    table = ((0, 1, 0, 0), (0.3, 0, 0.7, 0), (0.4, 0, 0, 0.6), (1, 0, 0, 0))
+
+    def draft(stop_below):
+        drafter, sequences = start(Markov(table), Request("a", (0,), 20), vocab=4)
+        return drafter.propose(sequences, 4, stop_below)[0].tokens.tolist()
+
+    assert [draft(below) for below in (0.0, 0.6)] == [[1, 2, 3, 0], [1, 2, 3, 0]]  # .6 is enough
+    assert draft(0.65) == [1, 2, 3]
+    assert draft(0.75) == [1, 2]
+    assert draft(1.0) == [1, 2]
+
+
+def test_each_sequence_stops_by_itself_and_goes_on_from_there():
+    table = ((0, 1, 0, 0), (0.3, 0, 0.7, 0), (0.4, 0, 0, 0.6), (1, 0, 0, 0))
+    drafter, sequences = start(
+        Markov(table), Request("a", (1,), 20), Request("b", (3,), 20), vocab=4
+    )
+
+    def stopped():
+        return [d.tokens.tolist() for d in drafter.propose(sequences, 4, 0.75)]
+
+    assert stopped() == [[2], [0, 1, 2]]
+    for sequence, tokens in zip(sequences, ([2, 3], [0, 1, 2, 3]), strict=True):
+        sequence.append(tokens)
+    assert stopped() == [[0, 1, 2], [0, 1, 2]]
+
+
 def test_samples_from_the_rows_that_it_reports():
     table = ((0.0, 0.25, 0.75), (0.5, 0.5, 0.0), (1.0, 0.0, 0.0))
     drafter, (live,) = start(Markov(table), Request("a", (0,), 20, COIN), vocab=3)

@@ -5,6 +5,7 @@ import math
 import pytest
 
 from harness.decoder import CacheOutcome
+from impl.engine.ngram import NgramIndex
 from impl.ssd.fallback import AdaptiveFallback, fast_tokens
 
 HIT, MISS = CacheOutcome.HIT, CacheOutcome.MISS
@@ -13,14 +14,14 @@ HIT, MISS = CacheOutcome.HIT, CacheOutcome.MISS
 @pytest.mark.parametrize(
     ("tokens", "expected"),
     [
-        ([1, 2, 3, 1, 2], [3, 1, 2, 2]),  # the continuation, then its last token
+        ([1, 2, 3, 1, 2], [3, 1, 2, 3]),  # behind the n-gram, and round again
         ([1, 2, 9], [9, 9, 9, 9]),  # no n-gram: the last token
         ([7], [7, 7, 7, 7]),
         ([4, 5, 6, 7, 8, 4], [5, 6, 7, 8]),
     ],
 )
 def test_fast_tokens(tokens, expected):
-    assert fast_tokens(tokens, 4) == expected
+    assert fast_tokens(NgramIndex(tokens), 4) == expected
 
 
 def speeds(batch_size, h, e_hit, neural, fast, neural_time):
