@@ -12,14 +12,13 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from harness.decoder import SpanKind
+from harness import invariants
 from harness.greedy import Divergence, check_greedy
-from harness.metrics import CellData, speedup
+from harness.metrics import CellData
 from harness.plan import Cell
+from harness.speedup import speedup
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from harness.store import RunData
 
 
@@ -64,7 +63,7 @@ def run_checks(run: RunData, cells: Sequence[CellData]) -> tuple[Check, ...]:
         *_greedy_equality(run, by_cell),
         *_losslessness(run.manifest),
         *(_aa_control(data, by_cell) for data in cells if data.cell.control),
-        _invariants(run.requests, run.rounds),
+        _invariants(run, cells),
     )
 
 
@@ -163,38 +162,9 @@ def _aa_control(control: CellData, by_cell: Mapping[Cell, CellData]) -> Check:
     return Check(name, status, f"{cell}: the baseline against itself is {interval}", cell)
 
 
-def _invariants(requests: pd.DataFrame, rounds: pd.DataFrame) -> Check:
-    """Emitted tokens are the output, rates are at most 1, spans lie within their step."""
-    faults = [*_token_faults(requests, rounds), *_round_faults(rounds)]
+def _invariants(run: RunData, cells: Sequence[CellData]) -> Check:
+    faults = invariants.faults(run.requests, run.rounds, cells)
     if faults:
         detail = f"{len(faults)} rows do not add up; the first: {faults[0]}"
         return Check("invariants", Status.FAIL, detail)
-    return Check("invariants", Status.PASS, f"{len(rounds)} rounds add up to their outputs")
-
-
-def _token_faults(requests: pd.DataFrame, rounds: pd.DataFrame) -> Iterable[str]:
-    key = ["item", "request_id"]
-    emitted = rounds.groupby(key, as_index=False)["emitted"].sum()
-    outputs = requests[[*key, "output_tokens"]].assign(length=requests["output_ids"].map(len))
-    table = outputs.merge(emitted, on=key, how="left").fillna({"emitted": 0})
-    wrong = table[
-        ~(table["emitted"].eq(table["output_tokens"]) & table["emitted"].eq(table["length"]))
-    ]
-    for row in wrong.to_dict("records"):
-        yield (
-            f"{row['item']} {row['request_id']} emitted {row['emitted']:.0f} tokens in its rounds, "
-            f"its output has {row['output_tokens']}"
-        )
-
-
-def _round_faults(rounds: pd.DataFrame) -> Iterable[str]:
-    columns = ["item", "request_id", "round", "start_ns", "end_ns", "drafted", "accepted", "spans"]
-    for row in rounds[columns].to_dict("records"):
-        where = f"{row['item']} {row['request_id']} round {row['round']}"
-        if not 0 <= row["accepted"] <= row["drafted"]:
-            yield f"{where} accepted {row['accepted']} of {row['drafted']} drafted tokens"
-        for span in row["spans"]:
-            beside = span["kind"] == SpanKind.SPECULATE  # runs beside the steps
-            inside = row["start_ns"] <= span["start_ns"] <= span["end_ns"] <= row["end_ns"]
-            if not (beside or inside):
-                yield f"{where} has a {span['kind']} span outside its step"
+    return Check("invariants", Status.PASS, f"{len(run.rounds)} rounds add up to their outputs")

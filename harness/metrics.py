@@ -1,4 +1,4 @@
-"""Metrics of a cell, derived from its rows of the two tables. Definitions: docs/run-directory.md.
+"""Metrics of a cell, derived from its rows of the two tables. Definitions: docs/metrics.md.
 
 Times of steps are counted once however many sequences a step advanced; tokens are ids emitted.
 What cannot be known (a hit rate without a cache, spans that a decoder does not report) is None.
@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING
 
 from harness import statistics
 from harness.plan import Cell
-from harness.statistics import Estimate
 
 if TYPE_CHECKING:
+    import numpy as np
     import pandas as pd
+    from numpy.typing import ArrayLike, NDArray
 
 _CELL = ["method", "dataset", "temperature", "batch_size", "control"]
+_SEQUENCE = ["item", "request_id"]
 _SPANS = ["draft_ns", "verify_ns", "wait_ns", "speculate_ns"]
 _MS = 1e6  # nanoseconds
 _S = 1e9
@@ -39,10 +41,27 @@ class CellData:
 
 @dataclass(frozen=True, slots=True)
 class Percentiles:
-    """Over the requests of a cell, in milliseconds."""
+    """Of the times of a cell, in milliseconds, by linear interpolation."""
 
     p50: float | None
+    p90: float | None
     p95: float | None
+    p99: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class PositionAcceptance:
+    """How often the token drafted at a position was accepted, given that all before it were.
+
+    Attributes:
+        position: from 1.
+        rate: accepted over reached.
+        reached: rounds that drafted the position and accepted every one before it.
+    """
+
+    position: int
+    rate: float
+    reached: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +73,20 @@ class CellMetrics:
         tokens: ids emitted.
         tokens_per_s: tokens over the total duration of the steps; prefill is in neither.
         tokens_per_s_per_device: the same over the number of devices that the method owns.
+        peak_tokens_per_s: of the quickest step.
         tpot_ms: duration of the steps after the first over the tokens after the first one, per
             request.
-        ttft_ms: time to first token, per request.
+        ttft_ms: admission to the end of the step with the first token, per request.
+        latency_ms: admission to the end of the step with the last token, per request.
+        inter_token_ms: from each token to the next, per token; 0 within a round, whose tokens
+            arrive together.
+        inter_round_ms: from each round's tokens to the next round's, per round.
         acceptance_length: tokens emitted per verification of one sequence, bonus token included,
             pooled over rounds.
         acceptance_rate: drafted tokens that the target accepted.
+        acceptance_by_position: the same by position, each given all before it.
         hit_rate: verification outcomes that the speculation cache held.
+        step_ms: mean duration of a step.
         draft_ms: mean time of a step spent drafting on the critical path.
         verify_ms: mean time of a step spent verifying.
         wait_ms: mean time of a step for which the target waited for the draft process.
@@ -70,11 +96,17 @@ class CellMetrics:
     tokens: int
     tokens_per_s: float | None
     tokens_per_s_per_device: float | None
+    peak_tokens_per_s: float | None
     tpot_ms: Percentiles
     ttft_ms: Percentiles
+    latency_ms: Percentiles
+    inter_token_ms: Percentiles
+    inter_round_ms: Percentiles
     acceptance_length: float | None
     acceptance_rate: float | None
+    acceptance_by_position: tuple[PositionAcceptance, ...]
     hit_rate: float | None
+    step_ms: float | None
     draft_ms: float | None
     verify_ms: float | None
     wait_ms: float | None
@@ -97,7 +129,7 @@ def cell_metrics(data: CellData, devices: int | None) -> CellMetrics:
         data: its rows.
         devices: number of devices that the method owns; None where the run does not say.
     """
-    rounds, steps = data.rounds, _steps(data.rounds)
+    rounds, steps, arrivals = data.rounds, _steps(data.rounds), _arrivals(data)
     tokens = int(data.requests["output_tokens"].sum())
     rate = _ratio(tokens, steps["duration_ns"].sum() / _S)
     hits, misses = ((rounds["cache"] == outcome).sum() for outcome in ("hit", "miss"))
@@ -110,34 +142,59 @@ def cell_metrics(data: CellData, devices: int | None) -> CellMetrics:
         tokens=tokens,
         tokens_per_s=rate,
         tokens_per_s_per_device=rate / devices if rate is not None and devices else None,
-        tpot_ms=_percentiles(data.requests["tpot_ns"]),
+        peak_tokens_per_s=_peak(steps),
+        tpot_ms=_percentiles(data.requests["tpot_ns"].dropna()),
         ttft_ms=_percentiles(data.requests["ttft_ns"]),
+        latency_ms=_percentiles(arrivals.latency_ns),
+        inter_token_ms=_percentiles(arrivals.token_gaps_ns),
+        inter_round_ms=_percentiles(arrivals.round_gaps_ns),
         acceptance_length=_ratio(rounds["emitted"].sum(), len(rounds)),
         acceptance_rate=_ratio(rounds["accepted"].sum(), rounds["drafted"].sum()),
+        acceptance_by_position=acceptance_by_position(rounds),
         hit_rate=_ratio(hits, hits + misses),
+        step_ms=_ratio(steps["duration_ns"].sum() / _MS, len(steps)),
         draft_ms=draft,
         verify_ms=verify,
         wait_ms=wait,
     )
 
 
-def speedup(method: CellData, baseline: CellData) -> Estimate:
-    """Speedup of a cell over a baseline's, over the requests that both finished.
+def acceptance_by_position(rounds: pd.DataFrame) -> tuple[PositionAcceptance, ...]:
+    """How often each drafted position was accepted, for the positions that were ever reached.
 
-    A request's time is its share of the steps: each step's duration divided evenly among the
-    sequences that it advanced. The shares of a cell add up to the duration of its steps, so over
-    all prompts the speedup is the ratio of the two throughputs. Repeats of a prompt are one
-    observation: the interval is over prompts.
+    Args:
+        rounds: rows of rounds.parquet.
     """
-    key = ["prompt_index", "request_id"]
-    both = _costs(baseline).merge(_costs(method), on=key, suffixes=("_baseline", ""))
-    prompts = both.drop(columns="request_id").groupby("prompt_index").sum()
-    return statistics.speedup(
-        prompts["share_ns_baseline"],
-        prompts["output_tokens_baseline"],
-        prompts["share_ns"],
-        prompts["output_tokens"],
-    )
+    drafted, accepted = rounds["drafted"], rounds["accepted"]
+    found = []
+    for position in range(1, int(drafted.max() if len(rounds) else 0) + 1):
+        reached = (drafted >= position) & (accepted >= position - 1)
+        if count := int(reached.sum()):
+            rate = float((accepted[reached] >= position).mean())
+            found.append(PositionAcceptance(position, rate, count))
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Arrivals:
+    """When tokens arrived: the times of one cell, in nanoseconds, in no particular order."""
+
+    latency_ns: NDArray[np.float64]
+    token_gaps_ns: NDArray[np.float64]
+    round_gaps_ns: NDArray[np.float64]
+
+
+def _arrivals(data: CellData) -> _Arrivals:
+    """From the ends of the rounds, as a client sees them: prefills of others fall into gaps."""
+    import numpy as np
+
+    rounds = data.rounds.sort_values([*_SEQUENCE, "round"])
+    gaps = rounds.groupby(_SEQUENCE)["end_ns"].diff().dropna().to_numpy(np.float64)
+    together = int((rounds["emitted"] - 1).sum())  # tokens that came with the one before them
+    ends = rounds.groupby(_SEQUENCE)["end_ns"].agg(["first", "last"])
+    table = data.requests.join(ends, on=_SEQUENCE)
+    latency = (table["ttft_ns"] + table["last"] - table["first"]).to_numpy(np.float64)
+    return _Arrivals(latency, np.concatenate([gaps, np.zeros(together)]), gaps)
 
 
 def _position(cell: Cell) -> tuple[str, float, int, str, bool]:
@@ -145,22 +202,23 @@ def _position(cell: Cell) -> tuple[str, float, int, str, bool]:
 
 
 def _steps(rounds: pd.DataFrame) -> pd.DataFrame:
-    """One row for each step: its duration and the spans that its sequences shared."""
+    """One row for each step: its duration, its tokens and the spans that its sequences shared."""
     durations = rounds.assign(duration_ns=rounds["end_ns"] - rounds["start_ns"])
-    return durations.groupby(["item", "step"])[["duration_ns", *_SPANS]].max()
+    grouped = durations.groupby(["item", "step"])
+    return grouped[["duration_ns", *_SPANS]].max().assign(tokens=grouped["emitted"].sum())
 
 
-def _costs(data: CellData) -> pd.DataFrame:
-    """`prompt_index`, `request_id`, `output_tokens` and `share_ns` of each request."""
-    key = ["item", "request_id"]
-    shares = (data.rounds["end_ns"] - data.rounds["start_ns"]) / data.rounds["live"]
-    total = data.rounds[key].assign(share_ns=shares).groupby(key).sum()
-    rows = data.requests[[*key, "prompt_index", "output_tokens"]].join(total, on=key)
-    return rows.drop(columns="item")
+def _peak(steps: pd.DataFrame) -> float | None:
+    if steps.empty:
+        return None
+    return float((steps["tokens"] / (steps["duration_ns"] / _S)).max())
 
 
-def _percentiles(times_ns: pd.Series[float]) -> Percentiles:
-    return Percentiles(*statistics.quantiles(times_ns.dropna() / _MS, (0.5, 0.95)))
+def _percentiles(times_ns: ArrayLike) -> Percentiles:
+    import numpy as np
+
+    times_ms = np.asarray(times_ns, dtype=np.float64) / _MS
+    return Percentiles(*statistics.quantiles(times_ms, (0.5, 0.9, 0.95, 0.99)))
 
 
 def _ratio(part: float, whole: float) -> float | None:

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness import invariants
 from harness.config import RunConfig
 from harness.decoder_pool import DecoderPool, Method
 from harness.errors import StoreError, UsageError
@@ -18,6 +19,7 @@ from harness.execution import Execution, Failure
 from harness.fingerprint import fingerprint, git_state, package_versions
 from harness.greedy import GreedyCheck, check_greedy
 from harness.interrupts import termination_as_interrupt
+from harness.metrics import split_cells
 from harness.pairs import (
     ResolvedModel,
     ResolvedPair,
@@ -51,6 +53,7 @@ class RunSummary:
         failures: cells that ended early.
         greedy: outputs compared with the autoregressive ones; None after an interrupt.
         certificate: of losslessness; None after an interrupt or where the run is not verified.
+        faults: invariants that the stored rows break; none in a sound program.
     """
 
     directory: Path
@@ -58,14 +61,18 @@ class RunSummary:
     failures: tuple[Failure, ...]
     greedy: GreedyCheck | None
     certificate: Certificate | None
+    faults: tuple[str, ...] = ()
 
     @property
     def exit_code(self) -> int:
-        """0 when every cell was measured and no greedy output is wrong, 130 after an interrupt."""
+        """0 when every cell was measured, all rows add up and no greedy output is wrong.
+
+        130 after an interrupt.
+        """
         if self.status == "interrupted":
             return INTERRUPTED
         wrong = self.greedy is not None and any(not d.tie for d in self.greedy.divergences)
-        return 1 if wrong or self.status == "failed" else 0
+        return 1 if wrong or self.faults or self.status == "failed" else 0
 
 
 def run(config: RunConfig, out: Path, progress: Progress) -> RunSummary:
@@ -190,7 +197,14 @@ def _measure(
     certificate = _certify(out, workload, models, greedy, progress) if config.verify else None
     if certificate is not None:
         store.update(certificate=asdict(certificate))
-    return RunSummary(out, status, failures, greedy, certificate)
+    return RunSummary(out, status, failures, greedy, certificate, _broken_invariants(out))
+
+
+def _broken_invariants(directory: Path) -> tuple[str, ...]:
+    """The invariants that the rows of a stored run break, a line each."""
+    stored = read_run(directory)
+    cells = split_cells(stored.requests, stored.rounds)
+    return tuple(invariants.faults(stored.requests, stored.rounds, cells))
 
 
 def _certify(

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 from harness.checks import run_checks, verified
 from harness.contention import contention
 from harness.equivalence.content import count_content
-from harness.metrics import CellData, cell_metrics, speedup, split_cells
+from harness.metrics import CellData, cell_metrics, split_cells
 from harness.plan import BASELINE, Cell
 from harness.prediction import predict_cell
+from harness.speedup import speedup
 
 if TYPE_CHECKING:
     from harness.store import RunData
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 SCHEMA = 1
 BASELINES = (BASELINE, "sd")
 
-_FEW_PROMPTS = 10  # percentile intervals from fewer are markedly too narrow
+_FEW_PROMPTS = 10  # bootstrap intervals from fewer are markedly too narrow
 
 
 def summarise(run: RunData) -> dict[str, Any]:
@@ -47,7 +48,7 @@ def _cell(
 ) -> dict[str, Any]:
     cell = data.cell
     decoder = manifest.get("decoders", {}).get(cell.id, {})
-    diagnostics = decoder.get("diagnostics", {})
+    devices, diagnostics = decoder.get("devices"), decoder.get("diagnostics", {})
     degraded = diagnostics.get("degraded")
     others = () if degraded else _baselines(cell)
     baselines = [by_cell[other] for other in others if other in by_cell]
@@ -60,11 +61,11 @@ def _cell(
         "batch_size": cell.batch_size,
         "verified": verified(manifest, cell),
         "degraded": degraded,
-        **asdict(cell_metrics(data, decoder.get("devices"))),
+        **asdict(cell_metrics(data, devices)),
         "prediction": asdict(prediction) if prediction else None,
         "contention": asdict(slowdown) if slowdown else None,
         "speedup": _speedups(data, baselines),
-        "categories": _categories(data, baselines),
+        "categories": _categories(data, baselines, devices),
     }
 
 
@@ -79,20 +80,18 @@ def _speedups(data: CellData, baselines: Iterable[CellData]) -> dict[str, Any]:
     return {other.cell.method: asdict(speedup(data, other)) for other in baselines}
 
 
-def _categories(data: CellData, baselines: Sequence[CellData]) -> dict[str, Any]:
-    """Acceptance and speedup by category; empty where the dataset has only one."""
+def _categories(
+    data: CellData, baselines: Sequence[CellData], devices: int | None
+) -> dict[str, Any]:
+    """The figures and speedups by category; empty where the dataset has only one."""
     names = sorted(data.requests["category"].unique())
     if len(names) < 2:
         return {}
     found = {}
     for name in names:
         own = data.only(name)
-        metrics = cell_metrics(own, devices=None)
         found[name] = {
-            "requests": metrics.requests,
-            "tokens": metrics.tokens,
-            "acceptance_length": metrics.acceptance_length,
-            "acceptance_rate": metrics.acceptance_rate,
+            **asdict(cell_metrics(own, devices)),
             "speedup": _speedups(own, [other.only(name) for other in baselines]),
         }
     return found

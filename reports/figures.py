@@ -12,10 +12,10 @@ from reports.tables import interval_text
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from harness.metrics import PositionAcceptance
     from harness.statistics import Estimate
 
 _ROW = 26.0  # CSS pixels of one row of a bar or interval chart
@@ -162,38 +162,19 @@ def draw_round_times(rows: Sequence[RoundTime]) -> Figure:
     return figure
 
 
-def acceptance_by_position(rounds: pd.DataFrame) -> list[tuple[int, float, int]]:
-    """How often each drafted position was accepted, given that all before it were.
-
-    Args:
-        rounds: rows of `rounds.parquet` of one method.
-
-    Returns:
-        (position from 1, rate, rounds that reached the position) for positions ever reached.
-    """
-    drafted, accepted = rounds["drafted"], rounds["accepted"]
-    result = []
-    for position in range(1, int(drafted.max() if len(rounds) else 0) + 1):
-        reached = (drafted >= position) & (accepted >= position - 1)
-        if count := int(reached.sum()):
-            rate = float((accepted[reached] >= position).mean())
-            result.append((position, rate, count))
-    return result
-
-
 def draw_acceptance(
-    rates: Mapping[str, Sequence[tuple[int, float, int]]], styles: Mapping[str, MethodStyle]
+    rates: Mapping[str, Sequence[PositionAcceptance]], styles: Mapping[str, MethodStyle]
 ) -> Figure:
     """Acceptance rate by drafted position, one line a method."""
     figure = new_figure(height=270)
     axes = figure.add_axes((58 / PANEL_WIDTH, 48 / 270, 384 / PANEL_WIDTH, 206 / 270))
     for method, series in rates.items():
         style = styles[method]
-        positions, values = [each[0] for each in series], [each[1] for each in series]
+        positions, values = [at.position for at in series], [at.rate for at in series]
         axes.plot(
             positions, values, color=style.colour, marker=style.shape, markersize=7, linewidth=1.6
         )
-    last = max(each[0] for series in rates.values() for each in series)
+    last = max(at.position for series in rates.values() for at in series)
     axes.set_xticks(range(1, last + 1))
     axes.set_xlim(0.5, last + 0.5)
     axes.set_ylim(0, 1.04)

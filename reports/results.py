@@ -4,31 +4,29 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import TypeAdapter
+from pydantic.dataclasses import dataclass
 
 from harness.checks import Status
 from harness.contention import Contention
-from harness.metrics import Percentiles
-from harness.plan import Cell
+from harness.metrics import CellMetrics
 from harness.prediction import Prediction
-from harness.statistics import Estimate
+from harness.speedup import Speedup
 
 if TYPE_CHECKING:
     from harness.store import RunData
 
 
-class _Result(BaseModel):
-    model_config = ConfigDict(frozen=True)
+@dataclass(frozen=True)
+class CategoryResult(CellMetrics):
+    """The figures of a cell on the prompts of one category."""
+
+    speedup: dict[str, Speedup]
 
 
-class CategoryResult(_Result):
-    """A cell on the prompts of one category."""
-
-    speedup: dict[str, Estimate]
-
-
-class CellResult(_Result):
-    """The figures of one cell; definitions in `harness.metrics.CellMetrics`.
+@dataclass(frozen=True)
+class CellResult(CellMetrics):
+    """The figures of one cell, with what is told beside them.
 
     `degraded` is the reason why the target went on alone, or None.
     """
@@ -39,29 +37,14 @@ class CellResult(_Result):
     temperature: float
     batch_size: int
     degraded: str | None
-    tokens_per_s: float | None
-    tokens_per_s_per_device: float | None
-    tpot_ms: Percentiles
-    ttft_ms: Percentiles
-    acceptance_length: float | None
-    acceptance_rate: float | None
-    hit_rate: float | None
-    draft_ms: float | None
-    verify_ms: float | None
-    wait_ms: float | None
     prediction: Prediction | None
     contention: Contention | None
-    speedup: dict[str, Estimate]
+    speedup: dict[str, Speedup]
     categories: dict[str, CategoryResult]
 
-    @property
-    def item_prefix(self) -> str:
-        """How the ids of the cell's work items begin."""
-        cell = Cell(self.method, self.dataset, self.temperature, self.batch_size, self.control)
-        return f"{cell.id}/"
 
-
-class CheckResult(_Result):
+@dataclass(frozen=True)
+class CheckResult:
     """One check; definitions in `harness.checks.Check`."""
 
     name: str
@@ -71,7 +54,8 @@ class CheckResult(_Result):
     divergences: tuple[dict[str, Any], ...] = ()
 
 
-class RunResult(_Result):
+@dataclass(frozen=True)
+class RunResult:
     """A run as summarised."""
 
     cells: tuple[CellResult, ...]
@@ -91,4 +75,4 @@ def read_results(run: RunData) -> RunResult:
     """Summarises a run."""
     from harness.summary import summarise
 
-    return RunResult.model_validate(summarise(run))
+    return TypeAdapter(RunResult).validate_python(summarise(run))

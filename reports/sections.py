@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from harness.metrics import acceptance_by_position
 from harness.plan import BASELINE
 from harness.summary import BASELINES
 from reports import figures, timeline
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from markupsafe import Markup
     from matplotlib.figure import Figure
 
+    from harness.metrics import PositionAcceptance
     from reports.colours import MethodStyle
     from reports.results import CategoryResult, CellResult
 
@@ -233,7 +235,7 @@ def _plane_point(cell: CellResult, attribute: str) -> figures.PlanePoint:
 def _round_times(evidence: Evidence) -> FigureSection | None:
     drawings, parts = [], set()
     for (dataset, temperature, batch_size), cells in _by(evidence.cells, ("dataset", *_SETTING)):
-        rows = [row for cell in cells if (row := _round_time(cell, evidence.rounds))]
+        rows = [row for cell in cells if (row := _round_time(cell))]
         if rows:
             parts |= {part for row in rows for part, value in row.parts.items() if value > 0}
             where = f"{dataset}, temperature {temperature:g}, batch size {batch_size}"
@@ -250,15 +252,13 @@ def _round_times(evidence: Evidence) -> FigureSection | None:
     )
 
 
-def _round_time(cell: CellResult, rounds: pd.DataFrame) -> figures.RoundTime | None:
+def _round_time(cell: CellResult) -> figures.RoundTime | None:
     """The mean step of a cell, in milliseconds; None where the decoder reports no spans."""
-    if not present(cell.verify_ms):
+    if cell.step_ms is None or cell.verify_ms is None:
         return None
-    steps = rounds[rounds["item"].str.startswith(cell.item_prefix)]
-    steps = steps.drop_duplicates(["item", "step"])
-    total = float((steps["end_ns"] - steps["start_ns"]).mean() / 1e6)
     parts = {"verify": cell.verify_ms, "draft": cell.draft_ms or 0.0, "wait": cell.wait_ms or 0.0}
-    return figures.RoundTime(cell.method, parts | {"other": max(0.0, total - sum(parts.values()))})
+    other = max(0.0, cell.step_ms - sum(parts.values()))
+    return figures.RoundTime(cell.method, parts | {"other": other})
 
 
 def _timelines(evidence: Evidence) -> FigureSection | None:
@@ -293,7 +293,7 @@ def _acceptance(evidence: Evidence) -> FigureSection | None:
         rates = {}
         for method, rows in requests.groupby("method"):
             own = evidence.rounds[evidence.rounds["item"].isin(rows["item"].unique())]
-            if series := figures.acceptance_by_position(own):
+            if series := acceptance_by_position(own):
                 rates[str(method)] = series
         if rates:
             methods += list(rates)
@@ -341,9 +341,9 @@ def _describe_plane(points: Sequence[figures.PlanePoint], per: str) -> str:
     )
 
 
-def _describe_acceptance(rates: Mapping[str, Sequence[tuple[int, float, int]]]) -> str:
+def _describe_acceptance(rates: Mapping[str, Sequence[PositionAcceptance]]) -> str:
     lines = (
-        f"{method}: " + ", ".join(f"position {at} {rate:.2f}" for at, rate, _ in series)
+        f"{method}: " + ", ".join(f"position {at.position} {at.rate:.2f}" for at in series)
         for method, series in rates.items()
     )
     return "; ".join(lines) + "."

@@ -111,6 +111,8 @@ def run(config: Path | None, settings: tuple[str, ...], out: Path | None, **give
     print_run(summary.directory)
     for failure in summary.failures:
         click.echo(f"failed: {failure.item}: {failure.error}: {failure.message}", err=True)
+    for fault in summary.faults:
+        click.echo(f"does not add up: {fault}", err=True)
     click.echo(f"{summary.status}: {summary.directory}")
     return summary.exit_code
 

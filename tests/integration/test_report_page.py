@@ -168,8 +168,8 @@ def _rounds(
         number = len(rounds)
         count = min(method.emitted[(number + index) % len(method.emitted)], left)
         cache = None if number == 0 or not method.speculate_ms else ("miss", "hit")[number % 4 > 0]
-        spans = _spans(method, now + MS, cache == "miss", 1 + 0.04 * jitter.random())
-        end = max(span.end_ns for span in spans if span.kind != "speculate") + MS
+        spans = _spans(method, now + MS // 2, cache == "miss", 1 + 0.04 * jitter.random())
+        end = max(span.end_ns for span in spans if span.kind != "speculate") + MS // 2
         rounds.append(
             RoundRow(
                 item=item.id,

@@ -9,7 +9,9 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 from typing import ClassVar
@@ -19,7 +21,16 @@ from click.testing import CliRunner, Result
 
 from harness import registry
 from harness.cli import cli
-from harness.decoder import Decoder, DecoderOptions, DecoderSetup, FinishReason, Request, Round
+from harness.decoder import (
+    Decoder,
+    DecoderOptions,
+    DecoderSetup,
+    FinishReason,
+    Request,
+    Round,
+    Span,
+    SpanKind,
+)
 from harness.errors import DraftProcessError
 from harness.store import read_run
 
@@ -113,6 +124,20 @@ class Dying(Counting):
         return super().step()
 
 
+class Miscounting(Counting):
+    """Tells the time of every step twice, as drafting and as verifying."""
+
+    name: ClassVar[str] = "miscounting"
+
+    def step(self) -> list[Round]:
+        start_ns = time.perf_counter_ns()
+        time.sleep(0.002)
+        rounds, end_ns = super().step(), time.perf_counter_ns()
+        kinds = (SpanKind.DRAFT, SpanKind.VERIFY)
+        spans = tuple(Span(kind, start_ns, end_ns) for kind in kinds)
+        return [replace(done, spans=spans) for done in rounds]
+
+
 class Unstartable(Counting):
     """Cannot be created."""
 
@@ -129,8 +154,6 @@ class Endless(Counting):
     name: ClassVar[str] = "ar"
 
     def step(self) -> list[Round]:
-        import time
-
         time.sleep(0.01)
         return super().step()
 
@@ -145,7 +168,7 @@ def _fixed_decoders(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Our decoders in place of the installed ones; the process's cores and threads as before."""
     import torch
 
-    points = entry_points_of(Counting, Pairs, Shifted, Dying, Unstartable)
+    points = entry_points_of(Counting, Pairs, Shifted, Dying, Miscounting, Unstartable)
     monkeypatch.setattr(registry, "entry_points", lambda group: points.select(group=group))
     cores, threads = os.sched_getaffinity(0), torch.get_num_threads()
     Counting.alive.clear()
@@ -187,7 +210,7 @@ def test_a_whole_run_is_stored_and_shown(tmp_path: Path) -> None:
     assert len(cells) == 12
     for cell in cells:
         assert cell.keys() >= CELL_KEYS
-        assert cell["tpot_ms"].keys() == cell["ttft_ms"].keys() == {"p50", "p95"}
+        assert cell["tpot_ms"].keys() == cell["ttft_ms"].keys() == {"p50", "p90", "p95", "p99"}
         assert all(ratio.keys() >= {"value", "low", "high"} for ratio in cell["speedup"].values())
         assert (cell["requests"], cell["tokens"]) == (4, 24)
         assert cell["acceptance_length"] == {"ar": 1.0, "pairs": 2.0}[cell["method"]]
@@ -271,6 +294,17 @@ def test_a_failing_cell_is_reported_and_the_others_go_on(tmp_path: Path) -> None
     assert "failed: dying/mini/t1/b1/r0/k0: DraftProcessError" in result.stderr
     assert "Traceback" not in result.stderr
     assert not Counting.alive
+
+
+def test_rows_that_do_not_add_up_are_fatal_and_kept(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    result = harness(*RUN, "--methods", "ar,miscounting", "--no-control", "--out", out)
+    assert result.exit_code == 1
+    where = "miscounting/mini/t0/b1/r0/k0 step 0 has spans of "
+    assert f"does not add up: {where}" in result.stderr
+    (check,) = (c for c in shown(out)["checks"] if c["name"] == "invariants")
+    assert (check["status"], where in check["detail"]) == ("fail", True)
+    assert len(read_run(out).requests) == 2 * 4
 
 
 def test_a_method_that_cannot_start_keeps_its_traceback(tmp_path: Path) -> None:

@@ -1,15 +1,21 @@
+import pandas as pd
 import pytest
 from fake_decoding import EOS, decode, emit, one_token_rounds, stored
 
 from harness.decoder import CacheOutcome, Round, Span, SpanKind
-from harness.metrics import Percentiles, cell_metrics, speedup, split_cells
+from harness.metrics import (
+    Percentiles,
+    PositionAcceptance,
+    acceptance_by_position,
+    cell_metrics,
+    split_cells,
+)
 from harness.plan import Cell
 
 A, B, C = (f"mini/{i}/r0" for i in range(3))
 AR = Cell("ar", "mini", 0.0, 1)
 SD = Cell("sd", "mini", 0.0, 1)
 SD_BATCH = Cell("sd", "mini", 0.0, 2)
-AR_BATCH = Cell("ar", "mini", 0.0, 2)
 
 
 def cells(tmp_path, *results):
@@ -35,8 +41,8 @@ def test_batch_counts_each_step_once(tmp_path):
     assert metrics.tokens_per_s_per_device == pytest.approx(4.5 / 40e-9)
     assert metrics.acceptance_length == pytest.approx(9 / 7)
     assert metrics.acceptance_rate == 1.0  # B's two drafted tokens
-    assert metrics.ttft_ms == Percentiles(p50=210e-6, p95=210e-6)
-    assert metrics.tpot_ms == Percentiles(p50=pytest.approx(10e-6), p95=pytest.approx(10e-6))
+    assert (metrics.ttft_ms.p50, metrics.ttft_ms.p95) == (210e-6, 210e-6)
+    assert (metrics.tpot_ms.p50, metrics.tpot_ms.p95) == pytest.approx((10e-6, 10e-6))
     assert metrics.hit_rate is None
     assert (metrics.draft_ms, metrics.verify_ms, metrics.wait_ms) == (None, None, None)
 
@@ -76,47 +82,51 @@ def test_spans_shared_by_the_sequences_of_a_step_count_once(tmp_path):
     assert (metrics.draft_ms, metrics.verify_ms, metrics.wait_ms) == (4e-6, 6e-6, 0.0)
 
 
-def test_speedup_is_the_ratio_of_total_times_on_the_same_prompts(tmp_path):
-    # ar: 3 and 2 tokens, a step of 12 ns each: 60 ns; sd: 1 and 2 steps of 20 ns: 60 ns ...
-    ar = decode(AR, {A: one_token_rounds(A, 1, 2, 9), B: one_token_rounds(B, 1, 9)}, step_ns=12)
-    sd = decode(
-        SD,
-        {A: [emit(A, 1, 2, 9, finish=EOS)], B: one_token_rounds(B, 1, 9)},
-        step_ns=20,
-    )
-    found = cells(tmp_path, ar, sd)
-    estimate = speedup(found[SD], found[AR])
-    # ... so that together they draw level: prompts 36/20 and 24/40, and a mean of ratios says 1.2
-    assert (estimate.value, estimate.n) == (pytest.approx(1.0), 2)
-    assert (estimate.low, estimate.high) == (pytest.approx(24 / 40), pytest.approx(36 / 20))
+def test_tokens_of_a_round_arrive_together(tmp_path):
+    # prefill 100 ns, steps that end at 110, 130, 170 and 250 ns
+    script = {A: [emit(A, 1, 2), emit(A, 3), emit(A, 4, 5, 6), emit(A, 9, finish=EOS)]}
+    times = [10, 20, 40, 80]
+    (data,) = cells(tmp_path, decode(SD, script, step_ns=times.__getitem__)).values()
+    metrics = cell_metrics(data, devices=1)
+    # gaps of rounds 20, 40, 80; of tokens 0, 20, 40, 0, 0, 80
+    assert (metrics.inter_round_ms.p50, metrics.inter_round_ms.p90) == (40e-6, 72e-6)
+    assert metrics.inter_token_ms.p50 == 10e-6
+    assert metrics.inter_token_ms.p90 == pytest.approx(60e-6)
+    assert metrics.latency_ms == Percentiles(*[250e-6] * 4)
+    assert (metrics.tpot_ms.p50, metrics.step_ms) == (pytest.approx(140e-6 / 6), 150e-6 / 4)
+    assert metrics.peak_tokens_per_s == pytest.approx(2 / 10e-9)  # of the first step
 
 
-def test_speedup_uses_only_prompts_that_both_finished(tmp_path):
-    ar = decode(AR, {A: one_token_rounds(A, 1, 9), B: one_token_rounds(B, 1, 9)})
-    sd = decode(SD, {A: [emit(A, 1, 9, finish=EOS)], B: []}, refuses=[B])
-    found = cells(tmp_path, ar, sd)
-    estimate = speedup(found[SD], found[AR])
-    assert (estimate.value, estimate.low, estimate.high, estimate.n) == (2.0, None, None, 1)
+def test_a_gap_holds_the_prefill_of_another_and_tpot_does_not(tmp_path):
+    # two slots: B ends with the first step, C is then prefilled for 100 ns while A waits
+    script = {
+        A: one_token_rounds(A, 1, 2, 9),
+        B: one_token_rounds(B, 9),
+        C: one_token_rounds(C, 1, 9),
+    }
+    (data,) = cells(tmp_path, decode(SD_BATCH, script)).values()
+    metrics = cell_metrics(data, devices=1)
+    # A: 110, 10; C: 10
+    assert (metrics.inter_token_ms.p50, metrics.inter_token_ms.p99) == (10e-6, 108e-6)
+    assert metrics.tpot_ms == Percentiles(*[10e-6] * 4)
 
 
-def test_repeats_of_a_prompt_are_one_observation(tmp_path):
-    results = [
-        decode(cell, {f"mini/0/r{r}": one_token_rounds(f"mini/0/r{r}", 1, 9)}, repeat=r, step_ns=ns)
-        for cell, times in ((AR, (30, 50)), (SD, (10, 30)))
-        for r, ns in enumerate(times)
-    ]
-    found = cells(tmp_path, *results)
-    estimate = speedup(found[SD], found[AR])
-    assert (estimate.value, estimate.n) == (pytest.approx(2.0), 1)  # (60 + 100) / (20 + 60)
+def test_percentiles_interpolate_between_requests(tmp_path):
+    names = [f"mini/{i}/r0" for i in range(11)]
+    script = {name: [emit(name, 9, finish=EOS)] for name in names}
+    (data,) = cells(tmp_path, decode(AR, script, step_ns=lambda i: 10 * i)).values()
+    # TTFT 100, 110, ... 200 ns: the quantile q lies at 100 + 100 q
+    expected = (150e-6, 190e-6, 195e-6, 199e-6)
+    assert cell_metrics(data, devices=1).ttft_ms == Percentiles(*map(pytest.approx, expected))
 
 
-def test_shares_of_a_batch_add_up_to_the_throughput_ratio(tmp_path):
-    found = cells(tmp_path, batch_of_two(AR_BATCH), batch_of_two(SD_BATCH))
-    assert speedup(found[SD_BATCH], found[AR_BATCH]).value == pytest.approx(1.0)
-    alone = decode(AR, {name: one_token_rounds(name, 1, 9) for name in (A, B, C)})
-    other = cells(tmp_path / "other", alone)[AR]
-    # batch: 40 ns for 9 tokens; alone: 60 ns for 6
-    assert speedup(found[SD_BATCH], other).value == pytest.approx((60 / 6) / (40 / 9))
+def test_acceptance_by_position_counts_rounds_that_reached_it():
+    # 4 rounds draft 3 tokens and accept 3, 1, 0, 2; one drafts none (the end of the context)
+    rounds = pd.DataFrame({"drafted": [3, 3, 3, 3, 0], "accepted": [3, 1, 0, 2, 0]})
+    expected = ((1, 3 / 4, 4), (2, 2 / 3, 3), (3, 1 / 2, 2))
+    assert acceptance_by_position(rounds) == tuple(PositionAcceptance(*row) for row in expected)
+    assert acceptance_by_position(rounds.iloc[4:]) == ()
+    assert acceptance_by_position(rounds.iloc[:0]) == ()
 
 
 def test_cells_are_ordered_and_keep_their_own_rows(tmp_path):

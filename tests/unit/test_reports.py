@@ -6,19 +6,21 @@ import re
 
 import pandas as pd
 import pytest
+from pydantic import TypeAdapter
 
 from harness.checks import Status
 from harness.statistics import Estimate
 from reports import provenance, verdict
 from reports.checks import check_views
 from reports.colours import method_styles, to_css
-from reports.figures import IntervalRow, acceptance_by_position, draw_intervals
+from reports.figures import IntervalRow, draw_intervals
 from reports.results import CellResult, CheckResult, RunResult
 from reports.svg import inline_svg, new_figure, style
 from reports.tables import interval_text, table_rows
 from reports.timeline import middle_excerpts
 
-NONE = {"p50": None, "p95": None}
+NONE = {"p50": None, "p90": None, "p95": None, "p99": None}
+TIMES = ("tpot_ms", "ttft_ms", "latency_ms", "inter_token_ms", "inter_round_ms")
 
 
 def estimate(value: float | None, low: float | None = None, high: float | None = None) -> Estimate:
@@ -27,19 +29,22 @@ def estimate(value: float | None, low: float | None = None, high: float | None =
 
 def cell(method: str, dataset: str = "d", **fields: object) -> CellResult:
     empty: dict[str, object] = {
-        **dict.fromkeys(("tokens_per_s", "tokens_per_s_per_device", "hit_rate")),
-        **dict.fromkeys(("acceptance_length", "acceptance_rate")),
-        **dict.fromkeys(("draft_ms", "verify_ms", "wait_ms")),
+        **dict.fromkeys(("tokens_per_s", "tokens_per_s_per_device", "peak_tokens_per_s")),
+        **dict.fromkeys(("acceptance_length", "acceptance_rate", "hit_rate")),
+        **dict.fromkeys(("step_ms", "draft_ms", "verify_ms", "wait_ms")),
         **dict.fromkeys(("degraded", "prediction", "contention")),
-        "tpot_ms": NONE,
-        "ttft_ms": NONE,
+        **dict.fromkeys(TIMES, NONE),
+        "acceptance_by_position": (),
+        "requests": 8,
+        "tokens": 80,
         "speedup": {},
         "categories": {},
         "control": False,
         "temperature": 0.0,
         "batch_size": 1,
     }
-    return CellResult.model_validate(empty | {"method": method, "dataset": dataset} | fields)
+    values = empty | {"method": method, "dataset": dataset} | fields
+    return TypeAdapter(CellResult).validate_python(values)
 
 
 def check(name: str, status: Status, *ties: bool) -> CheckResult:
@@ -125,14 +130,6 @@ def test_the_badge_of_a_check_is_that_of_its_worst_cell() -> None:
     assert (view.badge, view.summary) == ("TIE", "1 tie, 2 pass")
 
 
-def test_acceptance_by_position_counts_rounds_that_reached_it() -> None:
-    # 4 rounds draft 3 tokens and accept 3, 1, 0, 2; one drafts none (the end of the context).
-    rounds = pd.DataFrame({"drafted": [3, 3, 3, 3, 0], "accepted": [3, 1, 0, 2, 0]})
-    assert acceptance_by_position(rounds) == [(1, 3 / 4, 4), (2, 2 / 3, 3), (3, 1 / 2, 2)]
-    assert acceptance_by_position(rounds.iloc[4:]) == []
-    assert acceptance_by_position(rounds.iloc[:0]) == []
-
-
 def test_the_timeline_shows_the_middle_of_the_longest_shared_request() -> None:
     requests = pd.DataFrame(
         {
@@ -195,9 +192,10 @@ def test_drawing_leaves_matplotlib_as_it_was() -> None:
 
 def test_table_shows_what_is_missing_as_missing() -> None:
     speedup = {"ar": {"value": 1.5, "low": 1.4, "high": 1.6, "n": 8}}
+    ttft = {"p50": 9.96, "p90": 19, "p95": 20, "p99": 21}
     rows = table_rows(
         [
-            cell("sd", tokens_per_s=1234.56, speedup=speedup, ttft_ms={"p50": 9.96, "p95": 20}),
+            cell("sd", tokens_per_s=1234.56, speedup=speedup, ttft_ms=ttft),
             cell("ar", control=True, tokens_per_s=float("nan")),
             cell("ar", dataset="e"),
         ],
