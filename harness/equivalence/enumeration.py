@@ -8,9 +8,11 @@ decision changes, bisecting where the two ends disagree; an interval's length is
 
 from __future__ import annotations
 
+import copy
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby, pairwise
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby, pairwise, product
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -20,14 +22,17 @@ from torch import Tensor
 from harness.decoder import SamplingParams
 from harness.equivalence.exact_cases import Case, Row, SmallDrafter, Tokens
 from impl.engine import drafter as engine_drafter
-from impl.engine import sampling
-from impl.engine.sampling import Draft, Verification
+from impl.engine import sampling, tree_drafter
+from impl.engine.candidate_tree import CandidateTree, Siblings, TreePlan
+from impl.engine.sampling import Draft, TreeDraft, Verification
+from impl.engine.token_tree import ROOT
 from impl.ssd.speculation_cache import Outcome, guesses
 
-Uniforms = tuple[float, ...]
+Uniforms = Mapping[int, float]  # of the drafted tokens judged so far
 
 _NEAR = 1e-12  # how far inside an interval its ends are tried
 _NARROW = 1e-11  # bisection stops here
+_NONE: Uniforms = MappingProxyType({})
 _UNUSED = 0.5  # stands for a uniform that an exact verification does not look at
 
 
@@ -80,7 +85,7 @@ def _round(case: Case, state: _State, verify: Verify) -> Iterator[tuple[_State, 
 def _follow(case: Case, state: _State, draft: Draft, outcome: Verification) -> _State:
     """Where the next round starts: after a hit with the drafter, after a miss with the backup."""
     tokens: list[int] = draft.tokens.tolist()
-    text = (*state.text, *tokens[: outcome.accepted], outcome.token)
+    text = (*state.text, *(tokens[node] for node in outcome.nodes), outcome.token)
     if case.backup is None:
         return _State(text, case.drafter)
     rows = torch.tensor(np.array([state.drafter.model.logits(t) for t in _texts(state, tokens)]))
@@ -119,6 +124,9 @@ class _Proposed(NamedTuple):
 
 def _drafts(case: Case, state: _State) -> Iterator[tuple[Draft, float]]:
     """Every draft that can occur, with its probability."""
+    if case.tree is not None:
+        yield from _TreeDrafts(case, state).drafts()
+        return
     paths: list[list[_Proposed]] = [[]]
     for i in range(case.lookahead):
         paths = [longer for path in paths for longer in _extensions(case, state, path, i)]
@@ -159,7 +167,103 @@ def _draws(case: Case, state: _State, path: Sequence[_Proposed], index: int) -> 
     return found
 
 
-# Verification: every number of accepted tokens, every token emitted behind them.
+# Tree drafts: every ordered choice of children, at every node that is fed.
+
+
+class _Drawn(NamedTuple):
+    """Children that can be drawn behind a node, their q [Vd] (None: point masses), probability."""
+
+    siblings: Siblings
+    q: Tensor | None
+    weight: float
+
+
+class _TreeDrafts:
+    """All trees that can grow."""
+
+    def __init__(self, case: Case, state: _State) -> None:
+        self._case, self._state = case, state
+        self._ids = _ids(state.drafter)
+        self._known: dict[tuple[Tokens, int], list[_Drawn]] = {}
+
+    def drafts(self) -> Iterator[tuple[Draft, float]]:
+        """Each finished tree once, with its probability."""
+        found: dict[tuple[Tokens, Tokens], tuple[Draft, float]] = {}
+        for draft, weight in self._grow(CandidateTree(*self._plan()), (), 1.0):
+            key = tuple(draft.tokens.tolist()), draft.parents
+            found[key] = draft, weight + found.get(key, (draft, 0.0))[1]
+        yield from found.values()
+
+    def _plan(self) -> tuple[TreePlan, int]:
+        plan = self._case.tree
+        if plan is None:
+            raise ValueError(f"case {self._case.name}: has no tree")
+        return plan, len(plan.children)
+
+    def _grow(
+        self, tree: CandidateTree, rows: tuple[Tensor, ...], weight: float
+    ) -> Iterator[tuple[TreeDraft, float]]:
+        if not tree.frontier:
+            kept = tree.finish()
+            tokens = torch.tensor(kept.tokens, dtype=torch.int64)
+            probs = torch.stack(rows) if rows else None
+            yield TreeDraft(tokens, probs, self._ids, kept.parents, kept.sources), weight
+            return
+        choices = [self._children(self._text(tree, node), tree.wanted) for node in tree.frontier]
+        for drawn in product(*choices):
+            grown = copy.deepcopy(tree)
+            grown.extend([each.siblings for each in drawn])
+            fresh = [each.q for each in drawn if each.q is not None]
+            share = float(np.prod([each.weight for each in drawn]))
+            yield from self._grow(grown, (*rows, *fresh), weight * share)
+
+    def _text(self, tree: CandidateTree, node: int) -> Tokens:
+        if node == ROOT:
+            return self._state.text
+        return (*self._text(tree, tree.parents[node]), tree.tokens[node])
+
+    def _children(self, text: Tokens, count: int) -> list[_Drawn]:
+        if (text, count) not in self._known:
+            self._known[text, count] = list(self._draws(text, count, (), 1.0))
+        return self._known[text, count]
+
+    def _draws(
+        self, text: Tokens, count: int, uniforms: tuple[float, ...], weight: float
+    ) -> Iterator[_Drawn]:
+        """Walks down the siblings, behind those that `uniforms` have drawn."""
+        fixed = self._case.params.temperature == 0 or self._state.drafter.drawn == 0
+        drawn = self._draw(text, count, None if fixed else uniforms)
+        (siblings,), q = drawn.siblings, drawn.q
+        if q is None or len(uniforms) == len(siblings.tokens):
+            yield _Drawn(siblings, None if q is None else q[0], weight)
+            return
+        left = self._without(q[0], siblings.tokens[: len(uniforms)])
+        pieces = _pieces(
+            lambda u: self._draw(text, count, (*uniforms, u)).siblings[0].tokens[len(uniforms)],
+            _cumulative(left),
+        )
+        for _, middle, length in pieces:
+            yield from self._draws(text, count, (*uniforms, middle), weight * length)
+
+    def _draw(
+        self, text: Tokens, count: int, uniforms: Sequence[float] | None
+    ) -> tree_drafter.DrawnChildren:
+        logits = torch.tensor(self._state.drafter.model.logits(text))[None]
+        count = min(count, logits.shape[-1])
+        row = None
+        if uniforms is not None:
+            row = np.array([[*uniforms, *(_UNUSED,) * (count - len(uniforms))]])
+        return tree_drafter.draw_children(logits, self._case.params, count, row, self._ids)
+
+    def _without(self, q: Tensor, tokens: Sequence[int]) -> Row:
+        """A q row with these tokens' columns zeroed."""
+        left: Row = q.numpy().copy()
+        ids = np.arange(len(left)) if self._ids is None else self._ids.numpy()
+        left[np.isin(ids, tokens)] = 0
+        return left
+
+
+# Verification: every accepted path, every token emitted behind it.
 
 
 class _Judged(NamedTuple):
@@ -169,56 +273,81 @@ class _Judged(NamedTuple):
     weight: float
 
 
+class _Left(NamedTuple):
+    """p, and the q of the next candidate, after some rejections at one position."""
+
+    p: Row
+    q: Row
+
+
 class _Judgement:
     """All outcomes of verifying one draft. Its p and q say only where decisions may change."""
 
     def __init__(self, case: Case, state: _State, draft: Draft, verify: Verify) -> None:
         self._params, self._draft, self._verify = case.params, draft, verify
         self._tokens: list[int] = draft.tokens.tolist()
-        texts = _texts(state, self._tokens)
-        self._logits = torch.tensor(np.array([case.target.logits(text) for text in texts]))
+        texts: dict[int, Tokens] = {ROOT: state.text}
+        self._paths: dict[int, Tokens] = {ROOT: ()}
+        for node in (ROOT, *range(len(self._tokens))):
+            for child in draft.children(node):
+                texts[child] = (*texts[node], self._tokens[child])
+                self._paths[child] = (*self._paths[node], child)
+        rows = [case.target.logits(texts[node]) for node in sorted(texts)]
+        self._logits = torch.tensor(np.array(rows))
         self._p = sampling.probabilities(self._logits, case.params).numpy()
 
-    def outcomes(self, uniforms: Uniforms = (), weight: float = 1.0) -> Iterator[_Judged]:
-        """Walks down the draft, behind the tokens that `uniforms` have accepted."""
-        i = len(uniforms)
-        if i == len(self._tokens):
-            yield from self._emissions(i, uniforms, weight)
+    def outcomes(
+        self, node: int = ROOT, rejected: int = 0, uniforms: Uniforms = _NONE, weight: float = 1.0
+    ) -> Iterator[_Judged]:
+        """Walks down the draft, behind `node`, some of whose children have been rejected."""
+        children = self._draft.children(node)
+        if rejected == len(children):
+            yield from self._emissions(node, uniforms, weight)
             return
-        for accepted, middle, length in self._acceptances(i, uniforms):
-            if accepted:
-                yield from self.outcomes((*uniforms, middle), weight * length)
-            else:
-                yield from self._emissions(i, (*uniforms, middle), weight * length)
+        child = children[rejected]
+        for accepted, middle, length in self._acceptances(node, rejected, uniforms):
+            following = (child, 0) if accepted else (node, rejected + 1)
+            yield from self.outcomes(*following, {**uniforms, child: middle}, weight * length)
 
-    def _acceptances(self, i: int, uniforms: Uniforms) -> list[_Piece]:
-        """Whether token i is accepted, by its uniform."""
-        p, q, token = self._p[i], self._q(i), self._tokens[i]
-        edges = [p[token] / q[token]] if token < len(p) else []
-        return _pieces(lambda u: self._run((*uniforms, u), _UNUSED).accepted > i, edges)
+    def _acceptances(self, node: int, rejected: int, uniforms: Uniforms) -> list[_Piece]:
+        """Whether a child is accepted, by its uniform."""
+        child = self._draft.children(node)[rejected]
+        token, (p, q) = self._tokens[child], self._left(node, rejected)
+        edges = [p[token] / q[token]] if token < len(p) and q[token] > 0 else []
+        return _pieces(lambda u: child in self._run({**uniforms, child: u}, _UNUSED).nodes, edges)
 
-    def _emissions(self, i: int, uniforms: Uniforms, weight: float) -> Iterator[_Judged]:
-        """What is emitted behind i accepted tokens, by the last uniform."""
-        p = self._p[i]
-        left = np.maximum(p - self._q(i)[: len(p)], 0) if i < len(self._tokens) else p
+    def _emissions(self, node: int, uniforms: Uniforms, weight: float) -> Iterator[_Judged]:
+        """What is emitted behind a node whose children were all rejected, by the last uniform."""
+        left = self._left(node, len(self._draft.children(node))).p
+        path = self._paths[node]
         pieces = _pieces(lambda u: self._run(uniforms, u).token, _cumulative(left))
         for token, _, length in pieces:
-            yield _Judged(Verification(i, token), weight * length)
+            yield _Judged(Verification(len(path), token, path), weight * length)
 
     def _run(self, uniforms: Uniforms, emission: float) -> Verification:
-        unused = (_UNUSED,) * (len(self._tokens) - len(uniforms))
-        return self._verify(self._logits, self._draft, self._params, (*uniforms, *unused, emission))
+        every = [uniforms.get(child, _UNUSED) for child in range(len(self._tokens))]
+        return self._verify(self._logits, self._draft, self._params, (*every, emission))
 
-    def _q(self, i: int) -> Row:
-        """The q of token i by target id, at least as long as p."""
-        row, ids = self._draft.row(i), self._draft.ids
+    def _left(self, node: int, rejected: int) -> _Left:
+        """Behind a node, by definition."""
+        p, children = self._p[node + 1], self._draft.children(node)
+        gone: list[int] = []
+        for child in children[:rejected]:
+            p = _normalised(np.maximum(p - self._q(child, gone)[: len(p)], 0))
+            gone.append(self._tokens[child])
+        return _Left(p, self._q(children[rejected], gone) if rejected < len(children) else p)
+
+    def _q(self, child: int, gone: Sequence[int]) -> Row:
+        """The q of a token by target id, at least as long as p, its elder siblings `gone`."""
+        row, ids = self._draft.row(child), self._draft.ids
         if row is None:
-            row, ids = torch.ones(1), self._draft.tokens[i : i + 1]
+            row, ids = torch.ones(1), self._draft.tokens[child : child + 1]
         if ids is None:
             ids = torch.arange(len(row))
         q = np.zeros(max(self._p.shape[1], int(ids.max()) + 1))
         q[ids.numpy()] = row.numpy()
-        return q
+        q[list(gone)] = 0
+        return _normalised(q)
 
 
 # Integrating a uniform out.
@@ -230,6 +359,11 @@ class _Piece(NamedTuple):
     decision: int
     middle: float
     length: float
+
+
+def _normalised(weights: Row) -> Row:
+    total = weights.sum()
+    return weights / total if total > 0 else weights
 
 
 def _cumulative(weights: Row) -> list[float]:

@@ -19,6 +19,7 @@ from harness.decoder import SamplingParams
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from impl.engine.candidate_tree import TreePlan
     from impl.engine.drafter import Drawn
 
 Tokens = tuple[int, ...]
@@ -100,6 +101,8 @@ class Case:
         rounds: how many rounds follow each other.
         backup: drafts after a miss.
         fan_out: guesses at each of the K + 1 positions of a round.
+        tree: how a tree of candidates grows, `lookahead` levels deep, instead of a chain. Its
+            candidates are the likeliest tokens if the drafter draws none (`drawn` = 0).
     """
 
     name: str
@@ -110,6 +113,7 @@ class Case:
     rounds: int = 1
     backup: SmallDrafter | None = None
     fan_out: Tokens = ()
+    tree: TreePlan | None = None
 
     @property
     def length(self) -> int:
@@ -172,6 +176,7 @@ DRAFTS = {
     ),
     "Saguaro C = 0": (TARGET, SmallDrafter(DRAFT, draw=Reweighted(1, 0.0))),
 }
+TREE_DRAFTS = ("dense", "zeros in q", "zeros in p", "point mass", "trimmed vocabulary")
 _SPECULATED = SmallDrafter(DRAFT, draw=Reweighted(1, 0.5))
 BACKUPS = {
     "neural backup": SmallDrafter(DRAFT),
@@ -180,8 +185,8 @@ BACKUPS = {
 
 
 def default_cases() -> tuple[Case, ...]:
-    """Every method under all parameters: about a hundred cases, a second or two."""
-    return (*autoregressive_cases(), *speculative_cases(), *saguaro_cases())
+    """Every method under all parameters: about 150 cases, a few seconds."""
+    return (*autoregressive_cases(), *speculative_cases(), *saguaro_cases(), *tree_cases())
 
 
 def autoregressive_cases() -> tuple[Case, ...]:
@@ -214,6 +219,31 @@ def saguaro_cases() -> tuple[Case, ...]:
             fan_out=(1, 1),
         )
         for (name, backup), params in product(BACKUPS.items(), PARAMS)
+    )
+
+
+def tree_plans() -> dict[str, TreePlan]:
+    """Small trees of each kind."""
+    from impl.engine.candidate_tree import TreePlan
+
+    return {
+        "static": TreePlan.static((2, 1)),
+        "dynamic": TreePlan.dynamic(nodes=3, depth=2, branching=2),
+    }
+
+
+def tree_cases() -> tuple[Case, ...]:
+    """Trees of candidates, each by the kind of draft that is hardest on it, and dense ones."""
+    return tuple(
+        Case(
+            f"tree, {plan_name}, {name}, {describe(params)}",
+            DRAFTS[name][0],
+            params,
+            len(plan.children),
+            DRAFTS[name][1],
+            tree=plan,
+        )
+        for (plan_name, plan), name, params in product(tree_plans().items(), TREE_DRAFTS, PARAMS)
     )
 
 

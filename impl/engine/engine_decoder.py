@@ -19,7 +19,14 @@ class EngineDecoder(Decoder):
     and `_forget`.
     """
 
-    def __init__(self, setup: DecoderSetup) -> None:
+    def __init__(self, setup: DecoderSetup, *, tree_nodes: int = 0) -> None:
+        """Allocates the target's cache.
+
+        Args:
+            setup: what the decoder is built from.
+            tree_nodes: drafted tokens of one sequence that a context has no cells for, because
+                they are rivals for the same positions.
+        """
         target: Transformer = setup.models.target()
         if setup.max_context > target.config.max_position:
             raise ModelError(
@@ -28,7 +35,7 @@ class EngineDecoder(Decoder):
             )
         self.setup = setup
         self.slots = SequenceSlots(setup.batch_size, setup.max_context)
-        cache = target.new_cache(setup.batch_size, setup.max_context)
+        cache = target.new_cache(setup.batch_size, setup.max_context + tree_nodes)
         self.verifier = Verifier(target, cache)
 
     def start(self, requests: List[Request]) -> None:
@@ -74,11 +81,12 @@ def settle(
     guesses: int | None = None,
 ) -> Round:
     """Appends what a verification emitted to its sequence and writes the round down."""
-    accepted = draft.tokens[: outcome.accepted].tolist()
+    drafted: list[int] = draft.tokens.tolist()
+    accepted = [drafted[node] for node in outcome.nodes]
     return Round(
         request_id=sequence.request.request_id,
         tokens=sequence.append([*accepted, outcome.token]),
-        drafted=len(draft.tokens),
+        drafted=len(drafted),
         accepted=outcome.accepted,
         spans=tuple(spans),
         finish=sequence.finish,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from harness.decoder import SamplingParams
 from harness.errors import NonFiniteLogitsError
+from impl.engine.token_tree import ROOT
 
 _FIRST_NUCLEUS = 128  # tokens ranked at first when looking for the top-p set
 _NUCLEUS_GROWTH = 16
@@ -26,7 +28,7 @@ Uniforms = Sequence[float] | NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Draft:
-    """K proposed tokens and the distributions that they were really drawn from.
+    """K proposed tokens, each behind the one before, and the distributions they were drawn from.
 
     Attributes:
         tokens: int64 [K], target ids, each drawn from its q (or fixed, for a point mass). A draft
@@ -46,6 +48,35 @@ class Draft:
         """The distribution of token `index`, [Vd], or None for a point mass."""
         return self.probs[index] if self.probs is not None and index < len(self.probs) else None
 
+    def children(self, node: int) -> Sequence[int]:
+        """Indices of the tokens proposed behind token `node` (ROOT: first), in order of trial."""
+        return range(node + 1, min(node + 2, len(self.tokens)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TreeDraft(Draft):
+    """K proposed tokens that branch: siblings are rival candidates for one position.
+
+    Siblings differ. They were drawn one after the other, in this order, from one q without
+    replacement: each from q without its elder siblings, renormalised. Where there is no q they are
+    point masses, chosen without looking at the random numbers of the verification.
+
+    Attributes:
+        parents: the token that each one follows, an earlier one, or ROOT.
+        sources: the row of `probs` that each token was drawn from; unused without `probs`.
+    """
+
+    parents: tuple[int, ...] = ()
+    sources: tuple[int, ...] = ()
+
+    def row(self, index: int) -> Tensor | None:
+        """See `Draft.row`; siblings share the q before any of them was drawn."""
+        return None if self.probs is None else self.probs[self.sources[index]]
+
+    def children(self, node: int) -> Sequence[int]:
+        """See `Draft.children`."""
+        return [child for child, parent in enumerate(self.parents) if parent == node]
+
 
 @dataclass(frozen=True, slots=True)
 class Verification:
@@ -53,11 +84,18 @@ class Verification:
 
     Attributes:
         accepted: k, how many drafted tokens were accepted.
-        token: t*, emitted after them: from the residual, or the bonus token when k = K.
+        token: t*, emitted after them: from the residual, or the bonus token behind a last one.
+        path: indices of the accepted tokens of a tree; None for a chain, whose first k they are.
     """
 
     accepted: int
     token: int
+    path: tuple[int, ...] | None = None
+
+    @property
+    def nodes(self) -> Sequence[int]:
+        """Indices of the accepted tokens in the draft, in order."""
+        return range(self.accepted) if self.path is None else self.path
 
 
 def argmax(logits: Tensor) -> Tensor:
@@ -177,49 +215,87 @@ def sample(probs: Tensor, uniforms: Tensor) -> Tensor:
 def verify(
     logits: Tensor, draft: Draft, params: SamplingParams, uniforms: Uniforms
 ) -> Verification:
-    """Accepts a prefix of a draft and emits one more token, distributed exactly as the target.
+    """Accepts a path of a draft and emits one more token, distributed exactly as the target.
 
     Speculative sampling (Leviathan et al. 2023; Chen et al. 2023): accept s_i with probability
     min(1, p_i(s_i) / q_i(s_i)); at the first rejection emit from norm(max(p_i - q_i, 0)); when all
     are accepted emit from p_{K+1}. At temperature 0 accept while s_i is the argmax of p_i.
 
+    In a tree a rejected token's sibling is tried next (recursive rejection sampling without
+    replacement: Jeon et al. 2024, arXiv 2402.14160; Yang et al. 2024, arXiv 2401.06706): p becomes
+    norm(max(p - q, 0)), and q loses the rejected token and is renormalised. When no sibling is left
+    the token is emitted from what is left of p. A chain is the tree without siblings.
+
     Args:
-        logits: [K+1, V], the target's; row i judges token i, the last row gives the bonus token.
+        logits: [K+1, V], the target's. Row 0 judges the first tokens, row i + 1 those behind
+            token i; where the accepted path ends its row gives the bonus token.
         draft: the K proposals; K = 0 is plain sampling.
         params: the target's sampling parameters.
         uniforms: K+1 independent numbers in [0, 1): one for each acceptance, the last for the
             emitted token. Unused at temperature 0.
 
     Returns:
-        How many tokens were accepted, and the token emitted after them.
+        Which tokens were accepted, and the token emitted after them.
 
     Raises:
         NonFiniteLogitsError: a row that was looked at holds NaN or +inf, or nothing but -inf.
         ValueError: the number of rows or of uniforms does not fit the draft.
     """
-    tokens: list[int] = draft.tokens.tolist()
-    if len(logits) != len(tokens) + 1:
-        raise ValueError(f"logits: {len(logits)} rows for {len(tokens)} drafted tokens, not K + 1")
+    count = len(draft.tokens)
+    if len(logits) != count + 1:
+        raise ValueError(f"logits: {len(logits)} rows for {count} drafted tokens, not K + 1")
     if params.temperature == 0:
-        return _verify_greedy(logits, tokens)
+        return _verify_greedy(logits, draft)
     if len(uniforms) != len(logits):
-        raise ValueError(f"uniforms: {len(uniforms)} for {len(tokens)} drafted tokens, not K + 1")
-    emission = torch.tensor(float(uniforms[-1]), dtype=torch.float64, device=logits.device)
-    for i, token in enumerate(tokens):  # row by row: those after a rejection are never computed
-        p = _row_probabilities(logits, i, params)
-        q = draft.row(i)
-        if not accepts(float(uniforms[i]), _mass(p, None, token), _draft_mass(draft, q, token)):
-            return Verification(i, int(sample(residual(p, q, draft.ids, token), emission)))
-    bonus = _row_probabilities(logits, len(tokens), params)
-    return Verification(len(tokens), int(sample(bonus, emission)))
+        raise ValueError(f"uniforms: {len(uniforms)} for {count} drafted tokens, not K + 1")
+    path: list[int] = []
+    while True:  # row by row: those off the path are never computed
+        node = path[-1] if path else ROOT
+        p = _row_probabilities(logits, node + 1, params)
+        accepted, left = _try_children(p, draft, node, uniforms)
+        if accepted is None:
+            emission = torch.tensor(float(uniforms[-1]), dtype=torch.float64, device=left.device)
+            return _outcome(draft, path, int(sample(left, emission)))
+        path.append(accepted)
 
 
-def _verify_greedy(logits: Tensor, tokens: Sequence[int]) -> Verification:
+def _verify_greedy(logits: Tensor, draft: Draft) -> Verification:
+    tokens: list[int] = draft.tokens.tolist()
     best: list[int] = argmax(logits).tolist()
-    accepted = 0
-    while accepted < len(tokens) and tokens[accepted] == best[accepted]:
-        accepted += 1
-    return Verification(accepted, best[accepted])
+    path: list[int] = []
+    while True:
+        node = path[-1] if path else ROOT
+        wanted = best[node + 1]
+        accepted = next((c for c in draft.children(node) if tokens[c] == wanted), None)
+        if accepted is None:
+            return _outcome(draft, path, wanted)
+        path.append(accepted)
+
+
+def _outcome(draft: Draft, path: Sequence[int], token: int) -> Verification:
+    return Verification(len(path), token, tuple(path) if isinstance(draft, TreeDraft) else None)
+
+
+class _Trial(NamedTuple):
+    """The child that was accepted, or None, and what is left of p [V] after the rejected ones."""
+
+    accepted: int | None
+    left: Tensor
+
+
+def _try_children(p: Tensor, draft: Draft, node: int, uniforms: Uniforms) -> _Trial:
+    """Judges the tokens behind `node` one after the other, until one is accepted."""
+    q, rejected = None, None
+    for child in draft.children(node):
+        token = int(draft.tokens[child])
+        if rejected is None:
+            q = draft.row(child)
+        else:  # p is normalised for a sibling's sake only, so a chain never needs it
+            p, q = normalised(p), without(q, draft.ids, rejected)
+        if accepts(float(uniforms[child]), _mass(p, None, token), _draft_mass(draft, q, token)):
+            return _Trial(child, p)
+        p, rejected = residual(p, q, draft.ids, token), token
+    return _Trial(None, p)
 
 
 def _row_probabilities(logits: Tensor, row: int, params: SamplingParams) -> Tensor:
@@ -261,6 +337,29 @@ def residual(p: Tensor, q: Tensor | None, ids: Tensor | None, token: int) -> Ten
         left[ids.to(p.device)] -= q.to(p)
     left.clamp_(min=0)
     return left if bool(left.any()) else p
+
+
+def normalised(weights: Tensor) -> Tensor:
+    """`weights` [V] divided by their sum."""
+    return weights / weights.sum(dtype=torch.float64).to(weights)
+
+
+def without(q: Tensor | None, ids: Tensor | None, token: int) -> Tensor | None:
+    """The distribution of the next sibling: q [Vd] without a rejected token, renormalised.
+
+    Args:
+        q: what `token` was drawn from; None for a point mass, whose siblings are point masses too.
+        ids: int64 [Vd], the target ids of q's columns; None when they are the same.
+        token: target id.
+    """
+    if q is None:
+        return None
+    left = q.clone()
+    if ids is None:
+        left[token] = 0
+    else:
+        left[ids == token] = 0
+    return normalised(left)
 
 
 def _draft_mass(draft: Draft, q: Tensor | None, token: int) -> float:

@@ -12,9 +12,10 @@ from harness.decoder import Span, SpanKind
 from harness.errors import NonFiniteLogitsError
 from impl.engine.kv_cache import KVCache
 from impl.engine.randomness import Role
-from impl.engine.sampling import Draft, Verification, verify
+from impl.engine.sampling import Draft, TreeDraft, Verification, verify
 from impl.engine.sequence import Sequence
-from impl.engine.token_batch import TokenBatch
+from impl.engine.token_batch import Segment, TokenBatch
+from impl.engine.token_tree import TokenTree
 from impl.engine.transformer import Transformer
 
 
@@ -43,12 +44,9 @@ class Verifier:
             NonFiniteLogitsError: names the sequence and the position in its output.
         """
         start_ns = time.perf_counter_ns()
-        parts = [
-            (s.slot, len(s.tokens) - 1, [s.tokens[-1], *draft.tokens.tolist()])
-            for s, draft in zip(sequences, drafts, strict=True)
-        ]
-        batch = TokenBatch.causal(parts, self.target.device)
-        logits = torch.split(self.target.forward(batch, self.cache), [len(p[2]) for p in parts])
+        batch = _lay_out(sequences, drafts, self.target.device)
+        counts = [segment.count for segment in batch.segments]
+        logits = torch.split(self.target.forward(batch, self.cache), counts)
         outcomes = [self._judge(*case) for case in zip(sequences, drafts, logits, strict=True)]
         return VerifiedBatch(outcomes, Span(SpanKind.VERIFY, start_ns, time.perf_counter_ns()))
 
@@ -62,5 +60,34 @@ class Verifier:
             raise NonFiniteLogitsError(
                 f"request {name}, output position {position}: target {error}"
             ) from error
-        self.cache.truncate(sequence.slot, len(sequence.tokens) + outcome.accepted)
+        first = len(sequence.tokens)  # cell of the first drafted token, behind the pending one
+        self.cache.truncate(sequence.slot, first)
+        self.cache.gather(sequence.slot, [first + node for node in outcome.nodes])
         return outcome
+
+
+def _lay_out(sequences: List[Sequence], drafts: List[Draft], device: torch.device) -> TokenBatch:
+    """Each sequence's pending token and behind it its drafted ones, in the draft's order."""
+    tokens: list[int] = []
+    positions: list[int] = []
+    segments: list[Segment] = []
+    for sequence, draft in zip(sequences, drafts, strict=True):
+        start, count = len(sequence.tokens) - 1, len(draft.tokens) + 1
+        tokens += [sequence.tokens[-1], *draft.tokens.tolist()]
+        if isinstance(draft, TreeDraft):
+            tree = _as_tree(sequence, draft)
+            positions += tree.positions(0)
+            segments.append(Segment(sequence.slot, start, count, tree.mask(0)))
+        else:
+            positions += range(start, start + count)
+            segments.append(Segment(sequence.slot, start, count))
+    return TokenBatch.pack(tokens, positions, segments, device)
+
+
+def _as_tree(sequence: Sequence, draft: TreeDraft) -> TokenTree:
+    """The pending token as node 0 and drafted token i as node i + 1."""
+    tree = TokenTree(len(sequence.tokens) - 1, len(draft.tokens) + 1)
+    pending = tree.add(sequence.tokens[-1])
+    for token, parent in zip(draft.tokens.tolist(), draft.parents, strict=True):
+        tree.add(token, pending + 1 + parent)
+    return tree

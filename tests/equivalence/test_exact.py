@@ -14,6 +14,7 @@ from harness.equivalence.exact import check_case, exact_check, reference_distrib
 from harness.equivalence.exact_cases import (
     DRAFTS,
     PARAMS,
+    TREE_DRAFTS,
     Case,
     Reweighted,
     SmallDrafter,
@@ -39,8 +40,8 @@ def chain(vocab: int, lookahead: int, params: SamplingParams = PLAIN, **drafter)
 def test_every_default_case_is_exact():
     check = exact_check()
     assert check.passed, check.worst
-    assert {result.name.split(",")[0] for result in check.results} == {"ar", "chain", "ssd"}
-    assert len(check.results) == len(PARAMS) * (1 + len(DRAFTS) + 2)
+    assert {result.name.split(",")[0] for result in check.results} == {"ar", "chain", "ssd", "tree"}
+    assert len(check.results) == len(PARAMS) * (1 + len(DRAFTS) + 2 + 2 * len(TREE_DRAFTS))
 
 
 @pytest.mark.parametrize(("vocab", "lookahead"), [(2, 1), (2, 4), (3, 3), (5, 1), (5, 2)])

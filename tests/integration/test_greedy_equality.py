@@ -130,6 +130,20 @@ def test_ngram_equals_ar(models, requests, expected, batch_size, lookahead):
     assert sum(r.accepted for rounds in log.values() for r in rounds) > 0
 
 
+@pytest.mark.parametrize("batch_size", [1, 2, 7])
+@pytest.mark.parametrize(
+    "options",
+    [{"nodes": 8, "depth": 4, "branching": 2}, {"nodes": 5, "depth": 9}, {"shape": [4, 2, 2, 1]}],
+    ids=str,
+)
+def test_tree_equals_ar(models, requests, expected, batch_size, options):
+    pair = Pair(models, batch_size, max_context=512)
+    log = decode(pair.tree(**options), requests)
+    assert emitted(log) == expected
+    accepted = [r.accepted for rounds in log.values() for r in rounds if r.drafted]
+    assert min(accepted) == 0 < max(accepted)
+
+
 @pytest.mark.parametrize(
     ("batch_size", "passes", "options"),
     [

@@ -24,6 +24,7 @@ import torch
 from baselines.ar import AutoregressiveDecoder
 from baselines.ngram import NgramDecoder, NgramOptions
 from baselines.sd import SpeculativeDecoder, SpeculativeOptions
+from baselines.tree import TreeDecoder, TreeOptions
 from harness.decoder import Decoder, DecoderSetup, Request, Round
 from impl.engine import asynchronous_decoder
 from impl.engine.kv_cache import KVCache
@@ -296,12 +297,17 @@ class Pair:
         options = {"lookahead": lookahead, **options}
         return NgramDecoder.create(self.setup(NgramOptions(**options)))
 
+    def tree(self, **options: Any) -> TreeDecoder:
+        return TreeDecoder.create(self.setup(TreeOptions(**options)))
+
     @contextmanager
     def open(self, method: str, lookahead: int) -> Iterator[Decoder]:
-        """A method by name; SSD with its worker in this process."""
+        """A method by name: a tree of two branches, SSD with its worker in this process."""
         if method == "ssd":
             with self.ssd(lookahead=lookahead) as decoder:
                 yield decoder
+        elif method == "tree":
+            yield self.tree(nodes=2 * lookahead, depth=lookahead, branching=2)
         else:
             yield self.ar() if method == "ar" else getattr(self, method)(lookahead)
 

@@ -9,12 +9,14 @@ from harness.decoder import SamplingParams
 from harness.errors import NonFiniteLogitsError
 from impl.engine.sampling import (
     Draft,
+    TreeDraft,
     accepts,
     argmax,
     probabilities,
     residual,
     sample,
     verify,
+    without,
 )
 
 ALMOST_ONE = 1 - 2.0**-53
@@ -289,3 +291,88 @@ def test_the_largest_uniform_stays_below_any_total():
     probs = torch.cat([totals / 2, totals / 2, torch.zeros_like(totals)], 1)
     uniforms = torch.full((10_000,), ALMOST_ONE, dtype=torch.float64)
     assert sample(probs, uniforms).unique().tolist() == [1]
+
+
+# --- trees -----------------------------------------------------------------------------------
+
+TREE_P, TREE_Q = (0.5, 0.4, 0.1), (0.2, 0.2, 0.6)
+
+
+def siblings(*tokens, q=TREE_Q, ids=None):
+    rows = None if q is None else tensor(*q)[None]
+    where = None if ids is None else torch.tensor(ids)
+    count = len(tokens)
+    return TreeDraft(torch.tensor(tokens), rows, where, (-1,) * count, (0,) * count)
+
+
+def verify_siblings(draft, uniforms, p=TREE_P, params=PLAIN):
+    outcome = verify(logits_of(*[p] * (len(draft.tokens) + 1)), draft, params, uniforms)
+    return outcome.path, outcome.token
+
+
+def test_a_sibling_is_judged_by_the_residual_and_by_q_without_the_rejected_token():
+    # Token 2: .1 / .6 = 1/6. Rejected: p becomes (.3, .2, 0) / .5 = (.6, .4, 0), q (.5, .5, 0).
+    # Token 1 then: .4 / .5 = .8. Rejected: only token 0 is left.
+    draft = siblings(2, 1)
+    assert verify_siblings(draft, [1 / 6 - 1e-9, 0.0, 0.0]) == ((0,), 0)
+    assert verify_siblings(draft, [1 / 6 + 1e-9, 0.8 - 1e-9, 0.95]) == ((1,), 2)
+    assert verify_siblings(draft, [1 / 6 + 1e-9, 0.8 + 1e-9, ALMOST_ONE]) == ((), 0)
+    # Token 0 in its place: .6 / .5 is always accepted.
+    assert verify_siblings(siblings(2, 0), [0.2, ALMOST_ONE, 0.0]) == ((1,), 0)
+
+
+def test_siblings_under_a_trimmed_vocabulary():
+    # q: .25 on token 0, .75 on token 2. Token 2: .1 / .75. Rejected: p - q = (.25, .4, -.65)
+    # -> (.25, .4, 0) / .65, and q has only token 0 left: .25 / .65. Rejected again:
+    # p - q = (-, .4 / .65, 0): token 1.
+    draft = siblings(2, 0, q=(0.25, 0.75), ids=(0, 2))
+    assert verify_siblings(draft, [0.1 / 0.75 - 1e-9, 0.0, 0.0])[0] == (0,)
+    assert verify_siblings(draft, [0.1 / 0.75 + 1e-9, 0.25 / 0.65 - 1e-9, 0.0])[0] == (1,)
+    assert verify_siblings(draft, [0.2, 0.25 / 0.65 + 1e-9, 0.0]) == ((), 1)
+
+
+def test_point_mass_siblings_are_accepted_with_what_is_left_of_p():
+    # Token 0 with .5; then token 2 with .1 / .5; then the rest is token 1.
+    draft = siblings(0, 2, q=None)
+    assert verify_siblings(draft, [0.49, 0.0, 0.0])[0] == (0,)
+    assert verify_siblings(draft, [0.51, 0.19, 0.0])[0] == (1,)
+    assert verify_siblings(draft, [0.51, 0.21, ALMOST_ONE]) == ((), 1)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_path_goes_on_behind_the_accepted_sibling(temperature):
+    # 0 and 1 at first; 2 behind 0; 0 behind 1. The target goes 1, 0, 2 for sure.
+    sure = logits_of((0, 1, 0), (0, 0, 1), (1, 0, 0), (0, 1, 0), (0, 0, 1))
+    rows = None if temperature == 0 else tensor(*[1 / 3] * 3).expand(3, 3)
+    draft = TreeDraft(torch.tensor([0, 1, 2, 0]), rows, None, (-1, -1, 0, 1), (0, 0, 1, 2))
+    outcome = verify(sure, draft, SamplingParams(temperature), [0.5] * 5)
+    assert (outcome.accepted, outcome.path, outcome.token) == (2, (1, 3), 2)
+    assert list(outcome.nodes) == [1, 3]
+
+
+@pytest.mark.parametrize("params", [PLAIN, SamplingParams(0.0), SamplingParams(0.7, 20, 0.9)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_tree_without_siblings_is_the_chain_bit_for_bit(params, dtype):
+    random = torch.Generator().manual_seed(0)
+    accepted = set()
+    for _ in range(200):
+        logits = 2 * torch.randn(5, 50, generator=random).to(dtype)
+        q = probabilities(logits[:4] + torch.randn(4, 50, generator=random).to(dtype), params)
+        tokens = sample(q, torch.rand(4, generator=random, dtype=torch.float64))
+        uniforms = torch.rand(5, generator=random, dtype=torch.float64).tolist()
+        chain = verify(logits, Draft(tokens, q), params, uniforms)
+        tree = verify(
+            logits, TreeDraft(tokens, q, None, (-1, 0, 1, 2), (0, 1, 2, 3)), params, uniforms
+        )
+        assert (tree.accepted, tree.token) == (chain.accepted, chain.token)
+        assert list(tree.nodes) == list(chain.nodes)
+        accepted.add(chain.accepted)
+    assert accepted == set(range(5))
+
+
+def test_q_without_a_token_is_renormalised():
+    q = tensor(*TREE_Q)
+    assert without(q, None, 2).tolist() == pytest.approx([0.5, 0.5, 0])
+    assert without(q, torch.tensor([7, 3, 9]), 7).tolist() == pytest.approx([0, 0.25, 0.75])
+    assert without(None, None, 2) is None
+    assert torch.equal(q, tensor(*TREE_Q))  # never changed in place
