@@ -27,6 +27,10 @@ class DatasetError(HarnessError):
     """A dataset that is absent, altered or malformed."""
 
 
+class HubError(HarnessError):
+    """The Hugging Face hub does not serve what is asked: unreachable, absent or gated."""
+
+
 class RequestError(HarnessError):
     """One request that cannot be decoded (empty prompt, prompt longer than the context)."""
 

@@ -101,11 +101,6 @@ class ResolvedPair:
     draft_quantization: Quantization | None
 
 
-def default_cache_dir(override: Path | None = None) -> Path:
-    """Where weights are kept; `override` is what the command line was told."""
-    return override or Path.home() / ".cache" / "saguaro-harness"
-
-
 def load_pairs(extra: Path | None = None) -> dict[str, Pair]:
     """The declared pairs by name; those of the YAML file `extra` go before ours.
 

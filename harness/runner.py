@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness import invariants
+from harness.cache import default_cache_dir
 from harness.config import RunConfig
 from harness.decoder_pool import DecoderPool, Method
 from harness.errors import StoreError, UsageError
@@ -23,7 +24,6 @@ from harness.metrics import split_cells
 from harness.pairs import (
     ResolvedModel,
     ResolvedPair,
-    default_cache_dir,
     find_pair,
     local_pair,
     resolve,

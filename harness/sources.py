@@ -20,10 +20,9 @@ from typing import Annotated, Any, BinaryIO, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
-from harness.errors import ModelError
+from harness.errors import HubError, ModelError
 from harness.messages import first_line
 
-_HUB_TIMEOUT_S = 5.0
 _COPY_BYTES = 1 << 20
 
 
@@ -219,21 +218,12 @@ def _check_space(folder: Path, needed: int) -> None:
 
 
 def _from_hub(repo: str, revision: str, get: Callable[..., Any], request: Fetch) -> Path:
-    """Asks the hub's cache on this machine first, then the hub, giving up in seconds."""
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import LocalEntryNotFoundError
-    from huggingface_hub.utils import httpx  # type: ignore[attr-defined]  # httpx or httpx2
+    from harness import hub
 
+    bar = _progress_bar(request)
     try:
-        return Path(get(revision=revision, local_files_only=True))
-    except LocalEntryNotFoundError:
-        if request.offline:
-            raise ModelError("not in the hub's cache, and offline") from None
-    try:
-        # Asked first because it fails at once where a download retries for half a minute.
-        commit = HfApi().model_info(repo, revision=revision, timeout=_HUB_TIMEOUT_S).sha
-        return Path(get(revision=commit, tqdm_class=_progress_bar(request)))
-    except (httpx.HTTPError, OSError) as error:
+        return hub.fetch(repo, revision, get, offline=request.offline, tqdm_class=bar)
+    except HubError as error:
         raise ModelError(first_line(error)) from error
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
+    from harness.cache import default_cache_dir
     from harness.pairs import Model
 
 
@@ -56,7 +57,7 @@ def show(name: str) -> None:
 @click.option("--offline", is_flag=True, help="Use nothing but this machine.")
 def pull(name: str, cache_dir: Path | None, offline: bool) -> None:
     """Fetch, verify and convert a pair's weights; quick when they are here already."""
-    from harness.pairs import default_cache_dir, find_pair, resolve
+    from harness.pairs import find_pair, resolve
     from harness.progress import progress
 
     pair = find_pair(name)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 import pytest
 import torch
 
-from harness.pairs import default_cache_dir
+from harness.cache import default_cache_dir
 
 TABLE = pytest.StashKey[list[str]]()
 

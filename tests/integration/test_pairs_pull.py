@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from harness.cache import default_cache_dir
 from harness.errors import ModelError
-from harness.pairs import ResolvedPair, check_tokenizers, default_cache_dir, find_pair, resolve
+from harness.pairs import ResolvedPair, check_tokenizers, find_pair, resolve
 from impl.engine import loader
 
 TEXTS = [

@@ -4,8 +4,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from harness.cache import default_cache_dir
 from harness.errors import HarnessError
-from harness.pairs import default_cache_dir, find_pair, resolve
+from harness.pairs import find_pair, resolve
 from impl.engine.architecture import TransformerConfig
 from impl.engine.backends import choose_operators
 from impl.engine.loader import load_tokenizer, load_transformer, read_config
