@@ -43,7 +43,8 @@ class RunConfig(BaseModel):
             in every table.
         options: method -> its own parameters (`--set METHOD.KEY=VALUE`); a variant has those under
             its full name and no others.
-        datasets: prompt sets by name.
+        datasets: prompt sets by name, or JSONL files of the user's own.
+        datasets_file: further datasets, in the form of `datasets/registry.yaml`.
         prompts: how many prompts of each dataset; None is all of them.
         split: which prompts of the datasets; "evaluation" leaves those out that `harness tune` may
             tune on, one in five.
@@ -64,7 +65,7 @@ class RunConfig(BaseModel):
             their durations agree sooner.
         raw: prompts as they are, without the chat template.
         system: system prompt of the chat template.
-        data_dir: mirror folder of JSONL prompt files.
+        data_dir: mirror folder of prompt files; may hold snapshots of the hub.
         cache_dir: where fetched and converted weights are kept.
     """
 
@@ -79,6 +80,7 @@ class RunConfig(BaseModel):
     methods: tuple[str, ...] = ("ar", "sd", "ssd")
     options: dict[str, dict[str, OptionValue]] = {}
     datasets: tuple[str, ...] = ("mini",)
+    datasets_file: Path | None = None
     prompts: Count | None = None
     split: Split = "evaluation"
     max_new_tokens: Count = 128

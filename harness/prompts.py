@@ -1,6 +1,7 @@
-"""Prompts: a dataset's records -> prompts picked by seed -> token ids, the same for every method.
+"""Prompts: a dataset's records -> conversations -> those picked by seed.
 
-A dataset is an entry of the registry, or a JSONL file of the user's own. Knows no model.
+A dataset is an entry of the registry, or a JSONL file of the user's own. Knows no model;
+`harness.encoding` makes token ids of prompts.
 """
 
 from __future__ import annotations
@@ -8,38 +9,72 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from harness.dataset_sources import (
-    Dataset,
-    DatasetRegistry,
-    Places,
-    Row,
-    jsonl_rows,
-    load_registry,
-    read_rows,
-    template_fields,
-)
-from harness.errors import DatasetError, ModelError, UsageError
+from harness.cache import default_cache_dir
+from harness.dataset_files import Row, jsonl_rows
+from harness.dataset_registry import Dataset, DatasetRegistry, load_registry, template_fields
+from harness.dataset_sources import Loaded, Places, read_rows
+from harness.errors import DatasetError, UsageError
 from harness.messages import describe, unknown
 from harness.prompt_split import Split, holds, prompt_sha256
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+Role = Literal["system", "user", "assistant"]
+
+_ROLES: dict[Any, Role] = {  # as chat APIs and ShareGPT call them
+    "system": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "human": "user",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "bing": "assistant",
+    "bard": "assistant",
+}
+_CUT_IDENTITY = 128  # characters of a text that is cut that identify it
+_CHARACTERS_PER_TOKEN = 8  # at most, in running text: so much of a text is kept for each token
 
 
 class Message(BaseModel):
-    """One turn of a conversation."""
+    """One turn of a conversation.
+
+    Attributes:
+        role: whose turn it is.
+        content: None for an assistant's turn that the target is yet to write, which it does once a
+            run (`harness.reference_turns`).
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    role: Literal["system", "user", "assistant"]
-    content: str
+    role: Role
+    content: str | None
+
+    @model_validator(mode="after")
+    def _only_answers_are_open(self) -> Self:
+        if self.content is None and self.role != "assistant":
+            raise ValueError("content: only an assistant's may be null")
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A stretch of the last message that is shortened until the prompt has a number of tokens.
+
+    Attributes:
+        start: of the stretch, in characters of the message; it loses characters at its end.
+        end: behind the stretch.
+        tokens: of the encoded prompt, at most.
+    """
+
+    start: int
+    end: int
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,19 +82,27 @@ class Prompt:
     """One prompt, as a conversation whose next turn is the model's.
 
     Attributes:
-        index: row in the dataset, whatever was picked of it.
+        index: place among the dataset's prompts, whatever was picked of them.
         category: what per-category figures group by; the dataset's name where it has none.
         messages: a plain prompt is a single user message.
+        cut: of a prompt of a given length.
     """
 
     index: int
     category: str
     messages: tuple[Message, ...]
+    cut: Cut | None = None
 
     @property
     def sha256(self) -> str:
-        """Identity of its words, which decides whether it is a tuning prompt; roles apart."""
-        return prompt_sha256(m.content for m in self.messages if m.role != "system")
+        """Identity of its words, which decides whether it is a tuning prompt; roles apart.
+
+        All turns of a conversation have that of the first, and all lengths of a text one too, so
+        that they are on one side.
+        """
+        spoken = (message.content for message in self.messages if message.role != "system")
+        end = None if self.cut is None else self.cut.start + _CUT_IDENTITY
+        return prompt_sha256((text or "")[:end] for text in takewhile(_is_written, spoken))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +116,7 @@ class PromptSet:
         licence: the dataset's licence; "unknown" for a file of the user's own.
         available: how many prompts the split has; may be fewer than were asked for.
         prompts: those picked.
+        pinned: whether a checksum or a commit holds the source to its content.
     """
 
     name: str
@@ -81,31 +125,33 @@ class PromptSet:
     licence: str
     available: int
     prompts: tuple[Prompt, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class EncodedPrompt:
-    """A prompt as token ids, chat template and BOS applied; empty ids for an empty prompt."""
-
-    index: int
-    category: str
-    ids: tuple[int, ...]
+    pinned: bool = True
 
 
 class _OwnRow(BaseModel):
     """A line of the user's own JSONL file; further fields are theirs and ignored."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, strict=True)
 
+    id: str | int | None = None
     prompt: str | None = None
-    messages: Annotated[tuple[Message, ...], Field(min_length=1)] | None = None
+    messages: Annotated[tuple[Message, ...], Field(min_length=1, strict=False)] | None = None
+    turns: Annotated[tuple[str, ...], Field(min_length=1, strict=False)] | None = None
     category: Annotated[str, Field(min_length=1)] | None = None
 
     @model_validator(mode="after")
-    def _one_of_two(self) -> Self:
-        if (self.prompt is None) == (self.messages is None):
-            raise ValueError("needs the field 'prompt' or the field 'messages', one of them")
+    def _one_of_three(self) -> Self:
+        if sum(form is not None for form in (self.prompt, self.messages, self.turns)) != 1:
+            raise ValueError("needs the field 'prompt', 'messages' or 'turns', one of them")
+        if self.messages is not None and self.messages[-1].role != "user":
+            raise ValueError("messages: the last must be the user's, for the model to answer")
         return self
+
+    def conversations(self) -> list[tuple[Message, ...]]:
+        """One for each prompt of the line."""
+        if self.turns is not None:
+            return _after_each_turn(self.turns)
+        return [self.messages or (_user(self.prompt or ""),)]
 
 
 def load_prompts(
@@ -140,16 +186,16 @@ def load_prompts(
     """
     if name.endswith(".jsonl"):
         path = Path(name)
-        name, source, licence = path.stem, str(path), "unknown"
+        name, source, licence, pinned = path.stem, str(path), "unknown", True
         prompts = _own_prompts(path)
     else:
         known = (registry or load_registry()).datasets
         if name not in known:
             raise UsageError(unknown("dataset", name, known, see="harness datasets"))
-        licence = known[name].licence
-        prompts, source = _registered_prompts(
-            name, known[name], Places(data_dir=data_dir, cache_dir=cache_dir, offline=offline)
-        )
+        places = Places(data_dir, default_cache_dir(cache_dir), offline)
+        loaded = read_rows(name, known[name].sources, known[name].rows, places)
+        source, licence, pinned = loaded.source, known[name].licence, loaded.pinned
+        prompts = _registered_prompts(known[name], loaded)
     held = [prompt for prompt in prompts if holds(split, prompt.sha256)]
     if not held:
         raise DatasetError(
@@ -163,102 +209,121 @@ def load_prompts(
         licence=licence,
         available=len(held),
         prompts=tuple(_in_seeded_order(held, seed)[:count]),
+        pinned=pinned,
     )
 
 
-def encode_prompts(
-    prompt_set: PromptSet,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    template: bool = True,
-    system: str | None = None,
-) -> tuple[EncodedPrompt, ...]:
-    """Token ids of the prompts, the same for every method of a run.
-
-    Args:
-        prompt_set: what to encode.
-        tokenizer: the pair's.
-        template: apply the tokenizer's chat template, once, up to the model's turn; False takes
-            the text as it is, with BOS where the tokenizer has one.
-        system: system message in front of each conversation that has none of its own; None leaves
-            it to the template, which may put in its own (`template_preamble` shows it).
-
-    Raises:
-        ModelError: a template is asked for and the tokenizer has none.
-        DatasetError: the template refuses a conversation, or one of several messages is to be
-            encoded without it.
-    """
-    if template and not tokenizer.chat_template:
-        raise ModelError("the tokenizer has no chat template: use --raw")
-    return tuple(
-        EncodedPrompt(
-            prompt.index,
-            prompt.category,
-            _encode(
-                prompt, tokenizer, template, system, f"{prompt_set.name} prompt {prompt.index}"
-            ),
-        )
-        for prompt in prompt_set.prompts
-    )
+def _registered_prompts(dataset: Dataset, loaded: Loaded) -> list[Prompt]:
+    prompts: list[Prompt] = []
+    for number, row in enumerate(loaded.rows):
+        category = _fill(dataset.category, row)
+        category = dataset.categories.get(category, category)
+        for made in _prompts_of(dataset, loaded.rows, number):
+            prompts.append(replace(made, index=len(prompts), category=made.category or category))
+    return prompts
 
 
-def template_preamble(tokenizer: PreTrainedTokenizerBase, system: str | None) -> str:
-    """What the chat template puts in front of the user's first words, its own system message too.
-
-    Raises:
-        ModelError: the tokenizer has no chat template, or one without room for the user's words.
-    """
-    if not tokenizer.chat_template:
-        raise ModelError("the tokenizer has no chat template: use --raw")
-    mark = "\N{OBJECT REPLACEMENT CHARACTER}"
-    turns = _conversation((Message(role="user", content=mark),), system)
-    text = str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
-    preamble, found, _ = text.partition(mark)
-    if not found:
-        raise ModelError("the tokenizer's chat template drops the user's message")
-    return preamble
+def _prompts_of(dataset: Dataset, rows: Sequence[Row], number: int) -> list[Prompt]:
+    """The prompts of a record; without a category where they have the record's."""
+    row = rows[number]
+    if dataset.turns is not None:
+        turns = _texts(row, dataset.turns)
+        return [Prompt(0, "", messages) for messages in _after_each_turn(turns)]
+    if dataset.conversation is not None:
+        opening = _opening(row, dataset.conversation)
+        return [Prompt(0, "", opening)] if any(turn.role == "user" for turn in opening) else []
+    if dataset.cut is not None:
+        return [_of_length(dataset, rows, number, tokens) for tokens in dataset.lengths]
+    return [Prompt(0, "", (_user(_fill(dataset.prompt or "", row)),))]
 
 
-def ids_sha256(encoded: Iterable[EncodedPrompt]) -> str:
-    """Identity of encoded prompts: sha256 of one line `INDEX ID ID ...` for each, in order."""
-    digest = hashlib.sha256()
-    for prompt in encoded:
-        digest.update((" ".join(map(str, (prompt.index, *prompt.ids))) + "\n").encode())
-    return digest.hexdigest()
+def _of_length(dataset: Dataset, rows: Sequence[Row], number: int, tokens: int) -> Prompt:
+    """A prompt with enough of the records' texts to fill so many tokens; its category says them."""
+    cut, template = dataset.cut or "", dataset.prompt or ""
+    text = _text_from(rows, number, cut, _CHARACTERS_PER_TOKEN * tokens)
+    before, after = template.split(f"{{{cut}}}")
+    start = len(_fill(before, rows[number]))
+    whole = _fill(before, rows[number]) + text + _fill(after, rows[number])
+    length = f"{tokens // 1024}k" if tokens % 1024 == 0 else str(tokens)
+    return Prompt(0, length, (_user(whole),), Cut(start, start + len(text), tokens))
 
 
-def _registered_prompts(name: str, dataset: Dataset, places: Places) -> tuple[list[Prompt], str]:
-    rows, source = read_rows(name, dataset, places)
-    prompts = [
-        Prompt(index, _fill(dataset.category, row), _user(_fill(dataset.prompt, row)))
-        for index, row in enumerate(rows)
-    ]
-    return prompts, source
+def _text_from(rows: Sequence[Row], number: int, name: str, characters: int) -> str:
+    """The text of a record, continued by those of the records after it where it is too short."""
+    text = ""
+    for step in range(len(rows)):
+        text += ("\n\n" if text else "") + _text(rows[(number + step) % len(rows)], name)
+        if len(text) >= characters:
+            break
+    return text[:characters]
 
 
 def _own_prompts(path: Path) -> list[Prompt]:
-    prompts = []
-    for index, row in enumerate(jsonl_rows(path)):
+    prompts: list[Prompt] = []
+    seen: dict[str | int, str] = {}
+    for row in jsonl_rows(path):
         try:
             own = _OwnRow.model_validate(row.fields)
         except ValidationError as error:
             raise DatasetError(f"{row.where}: {describe(error, _OwnRow.model_fields)}") from error
-        messages = own.messages if own.prompt is None else _user(own.prompt)
-        prompts.append(Prompt(index, own.category or path.stem, messages or ()))
+        if own.id is not None and (first := seen.setdefault(own.id, row.where)) != row.where:
+            raise DatasetError(f"{row.where}: id {own.id!r} is already that of {first}")
+        for messages in own.conversations():
+            prompts.append(Prompt(len(prompts), own.category or path.stem, messages))
     if not prompts:
         raise DatasetError(f"{path}: has no prompts")
     return prompts
 
 
 def _fill(template: str, row: Row) -> str:
-    for name in template_fields(template):
-        if not isinstance(row.fields.get(name), str):
-            raise DatasetError(f"{row.where}: field {name!r} must be a text")
-    return template.format_map(row.fields)
+    return template.format_map({name: _text(row, name) for name in template_fields(template)})
 
 
-def _user(text: str) -> tuple[Message, ...]:
-    return (Message(role="user", content=text),)
+def _text(row: Row, name: str) -> str:
+    value = row.fields.get(name)
+    if not isinstance(value, str):
+        raise DatasetError(f"{row.where}: field {name!r} must be a text")
+    return value
+
+
+def _texts(row: Row, name: str) -> list[str]:
+    value = row.fields.get(name)
+    if not (isinstance(value, list) and value and all(isinstance(text, str) for text in value)):
+        raise DatasetError(f"{row.where}: field {name!r} must be a list of texts")
+    return value
+
+
+def _after_each_turn(turns: Sequence[str]) -> list[tuple[Message, ...]]:
+    """A conversation up to each of the user's turns; the target is yet to write the answers."""
+    answer = Message(role="assistant", content=None)
+    messages = [message for turn in turns for message in (_user(turn), answer)]
+    return [tuple(messages[: 2 * turn + 1]) for turn in range(len(turns))]
+
+
+def _opening(row: Row, name: str) -> tuple[Message, ...]:
+    """What comes before the first answer of a stored conversation."""
+    value: Any = row.fields.get(name)
+    if not isinstance(value, list):
+        raise DatasetError(f"{row.where}: field {name!r} must be a list of messages")
+    opening = []
+    for number, turn in enumerate(value):
+        fields = turn if isinstance(turn, dict) else {}
+        role = _ROLES.get(fields.get("role", fields.get("from")))
+        content = fields.get("content", fields.get("value"))
+        if role is None or not isinstance(content, str):
+            raise DatasetError(f"{row.where}: {name}.{number}: must be a role and a text")
+        if role == "assistant":
+            break
+        opening.append(Message(role=role, content=content))
+    return tuple(opening)
+
+
+def _is_written(content: str | None) -> bool:
+    return content is not None
+
+
+def _user(text: str) -> Message:
+    return Message(role="user", content=text)
 
 
 def _in_seeded_order(prompts: Sequence[Prompt], seed: int) -> list[Prompt]:
@@ -279,47 +344,6 @@ def _prompts_sha256(prompts: Sequence[Prompt]) -> str:
     digest = hashlib.sha256()
     for prompt in prompts:
         turns = [[message.role, message.content] for message in prompt.messages]
-        digest.update(json.dumps([prompt.index, prompt.category, turns]).encode() + b"\n")
+        cut = [] if prompt.cut is None else [prompt.cut.tokens]
+        digest.update(json.dumps([prompt.index, prompt.category, turns, *cut]).encode() + b"\n")
     return digest.hexdigest()
-
-
-def _encode(
-    prompt: Prompt,
-    tokenizer: PreTrainedTokenizerBase,
-    template: bool,
-    system: str | None,
-    where: str,
-) -> tuple[int, ...]:
-    if not any(message.content for message in prompt.messages):
-        return ()
-    if template:
-        ids = _template_ids(_conversation(prompt.messages, system), tokenizer, where)
-    elif len(prompt.messages) == 1:
-        ids = tokenizer(prompt.messages[0].content)["input_ids"]
-    else:
-        raise DatasetError(
-            f"{where}: has several messages, which needs the chat template: no --raw"
-        )
-    bos = tokenizer.bos_token_id
-    doubled = bos is not None and ids[:2] == [bos, bos]
-    return tuple(ids[1:] if doubled else ids)
-
-
-def _conversation(messages: tuple[Message, ...], system: str | None) -> list[dict[str, str]]:
-    turns = [message.model_dump() for message in messages]
-    if system is not None and messages[0].role != "system":
-        turns.insert(0, {"role": "system", "content": system})
-    return turns
-
-
-def _template_ids(
-    turns: list[dict[str, str]], tokenizer: PreTrainedTokenizerBase, where: str
-) -> list[int]:
-    from jinja2 import TemplateError
-
-    try:
-        return list(
-            tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=False)
-        )
-    except TemplateError as error:
-        raise DatasetError(f"{where}: the chat template refuses it: {error}") from error

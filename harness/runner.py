@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness import invariants
+from harness import invariants, run_prompts
 from harness.cache import default_cache_dir
 from harness.config import RunConfig
 from harness.decoder_pool import DecoderPool, Method
@@ -29,7 +29,7 @@ from harness.pairs import (
     resolve,
 )
 from harness.progress import Progress
-from harness.prompts import EncodedPrompt, PromptSet, encode_prompts, load_prompts
+from harness.prompts import PromptSet
 from harness.registry import decoder_class, decoder_options, registered_name
 from harness.store import RunStore, Status, read_run
 from harness.workload import Workload, make_workload
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from harness.pairs import Pair
     from impl.engine.models import Models, ModelSpec
 
+UNPINNED = "the content is trusted as it was at its first use here"
 INTERRUPTED = 130  # the shell's code for a process that SIGINT ended
 
 
@@ -94,7 +95,8 @@ def run(config: RunConfig, out: Path, progress: Progress) -> RunSummary:
     pair = _named_pair(config)
     _check_drafts(methods, pair)
     _check_cores(config, methods)
-    prompt_sets = _prompt_sets(config)
+    prompt_sets = run_prompts.prompt_sets(config)
+    _warn_unpinned(prompt_sets, progress)
     with termination_as_interrupt():
         try:
             progress.note(f"loading {pair.name}")
@@ -137,14 +139,14 @@ def verify(
     given = {name: place for name, place in places.items() if place is not None}
     stored = {"split": "all", **store.manifest["config"]}  # what runs took before there were splits
     config = RunConfig.model_validate({**stored, **given})
-    prompt_sets = _prompt_sets(config)
+    prompt_sets = run_prompts.prompt_sets(config)
     torch.set_num_threads(len(config.placement.target_cores))  # as the run had; more may spin
     try:
         cache = default_cache_dir(config.cache_dir)
         pair = resolve(_named_pair(config), cache, progress=progress.download)
         _check_same(store, pair, prompt_sets)
         eos = loader.eos_token_ids(pair.target.folder)
-        workload = make_workload(config, _encode(config, pair, prompt_sets), eos)
+        workload = make_workload(config, run_prompts.encode(config, pair, prompt_sets), eos)
         models = _models(config, pair)
         greedy = _check_greedy(directory, workload, models)
         certificate = _certify(directory, workload, models, greedy, progress, reference)
@@ -182,7 +184,7 @@ def _measure(
     machine = fingerprint(config.placement)  # before this process is confined to its cores
     placement.apply(config.placement.target_cores)
     eos = loader.eos_token_ids(pair.target.folder)
-    workload = make_workload(config, _encode(config, pair, prompt_sets), eos)
+    workload = make_workload(config, run_prompts.encode(config, pair, prompt_sets), eos)
     models = _models(config, pair)
     store = RunStore.create(out, _manifest(config, machine, pair, models, prompt_sets, workload))
     pool = DecoderPool(methods, models, workload, config)
@@ -274,21 +276,10 @@ def _check_cores(config: RunConfig, methods: Mapping[str, Method]) -> None:
         placement.check("draft_cores", config.placement.draft_cores)
 
 
-def _prompt_sets(config: RunConfig) -> dict[str, PromptSet]:
-    found: dict[str, PromptSet] = {}
-    for dataset in config.datasets:
-        prompts = load_prompts(
-            dataset,
-            config.prompts,
-            seed=config.seed,
-            split=config.split,
-            data_dir=config.data_dir,
-            cache_dir=config.cache_dir,
-        )
-        if prompts.name in found:
-            raise UsageError(f"datasets: two of them are called {prompts.name}; rename the file")
-        found[prompts.name] = prompts
-    return found
+def _warn_unpinned(prompt_sets: Mapping[str, PromptSet], progress: Progress) -> None:
+    for name, prompts in prompt_sets.items():
+        if not prompts.pinned:
+            progress.note(f"warning: dataset {name} is unpinned ({prompts.source}): {UNPINNED}")
 
 
 def _fitted(config: RunConfig, pair: ResolvedPair) -> RunConfig:
@@ -302,18 +293,6 @@ def _fitted(config: RunConfig, pair: ResolvedPair) -> RunConfig:
     if "max_context" in config.model_fields_set:
         raise UsageError(f"max_context: must be <= {positions}, the positions of pair {pair.name}")
     return config.model_copy(update={"max_context": positions})
-
-
-def _encode(
-    config: RunConfig, pair: ResolvedPair, prompt_sets: Mapping[str, PromptSet]
-) -> dict[str, tuple[EncodedPrompt, ...]]:
-    from impl.engine.loader import load_tokenizer
-
-    tokenizer = load_tokenizer(pair.target.folder)
-    return {
-        name: encode_prompts(prompts, tokenizer, template=not config.raw, system=config.system)
-        for name, prompts in prompt_sets.items()
-    }
 
 
 def _models(config: RunConfig, pair: ResolvedPair) -> Models:
@@ -388,6 +367,7 @@ def _dataset_entry(prompts: PromptSet) -> dict[str, Any]:
     return {
         "sha256": prompts.sha256,
         "source": prompts.source,
+        "pinned": prompts.pinned,
         "prompts": len(prompts.prompts),
         "licence": prompts.licence,
     }

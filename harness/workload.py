@@ -11,8 +11,8 @@ from itertools import product
 
 from harness.config import RunConfig
 from harness.decoder import Request, SamplingParams
+from harness.encoding import EncodedPrompt
 from harness.plan import Cell, WorkItem, make_plan, with_control
-from harness.prompts import EncodedPrompt
 
 
 @dataclass(frozen=True, slots=True)

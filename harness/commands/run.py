@@ -41,6 +41,7 @@ RUN_OPTIONS = (
     click.option("--draft-vocab", type=int, help="Tokens of the draft's output head; 0 keeps all."),
     click.option("--draft-quantization", help="Of the draft's layers: none, int8 or int4."),
     click.option("--datasets", type=comma_list, help="Prompt sets (see harness datasets list)."),
+    click.option("--datasets-file", type=PATH, help="Further datasets (YAML, as our registry)."),
     click.option("--prompts", type=int, help="Prompts of each dataset; all by default."),
     click.option(
         "--split", help="Prompts of it: evaluation, tuning or all; evaluation by default."

@@ -125,24 +125,13 @@ def _verdict_lines(verdict: Verdict) -> list[str]:
 def _for_verifying(config: RunConfig, tokens: int | None) -> RunConfig:
     """The config with the baseline in it, enough repeats and little warming up."""
     from harness.plan import BASELINE
-    from harness.prompts import load_prompts
+    from harness.run_prompts import prompt_sets
 
     changes: dict[str, Any] = {"warmup_steps": 1, "verify": True}
     if BASELINE not in config.methods:
         changes["methods"] = (BASELINE, *config.methods)
     if tokens is not None:
-        sets = [
-            load_prompts(
-                dataset,
-                config.prompts,
-                seed=config.seed,
-                split=config.split,
-                data_dir=config.data_dir,
-                cache_dir=config.cache_dir,
-            )
-            for dataset in config.datasets
-        ]
-        prompts = sum(len(found.prompts) for found in sets)
+        prompts = sum(len(found.prompts) for found in prompt_sets(config).values())
         changes["repeats"] = max(1, ceil(tokens / (prompts * config.max_new_tokens)))
     return config.model_copy(update=changes)
 

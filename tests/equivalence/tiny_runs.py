@@ -16,13 +16,14 @@ from fixed_logits import PLAIN, LocalDraft
 
 from harness.config import RunConfig
 from harness.decoder import Decoder, DecoderSetup
+from harness.encoding import EncodedPrompt, encode_prompts
 from harness.equivalence.battery import run_tests
 from harness.equivalence.certificate import ALPHA, Verdict, certify, correct
 from harness.equivalence.reference_scores import EngineLogits, References
 from harness.equivalence.token_table import groups_of, rows_of, token_table
 from harness.greedy import GreedyCheck
 from harness.measure import run_item
-from harness.prompts import EncodedPrompt, encode_prompts, load_prompts
+from harness.prompts import load_prompts
 from harness.registry import decoder_class, decoder_options
 from harness.store import RunData
 from harness.workload import Workload, make_workload

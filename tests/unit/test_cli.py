@@ -147,7 +147,7 @@ def test_comma_separated_values_may_have_spaces() -> None:
 
 def test_the_shipped_run_file_is_valid_and_names_what_exists() -> None:
     from harness.config import load
-    from harness.dataset_sources import load_registry
+    from harness.dataset_registry import load_registry
     from harness.pairs import find_pair
 
     config = load(Path(__file__).parents[2] / "configs" / "reproduce.yaml", {})

@@ -8,9 +8,9 @@ import pytest
 from harness.config import RunConfig
 from harness.decoder import Decoder, DecoderOptions, DecoderSetup, FinishReason, Request, Round
 from harness.decoder_pool import DecoderPool, Method
+from harness.encoding import EncodedPrompt
 from harness.errors import DraftProcessError
 from harness.plan import Cell
-from harness.prompts import EncodedPrompt
 from harness.workload import make_workload
 
 AR = Cell("ar", "mini", 0.0, 1)

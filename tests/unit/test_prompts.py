@@ -11,19 +11,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from harness import dataset_sources
-from harness.dataset_sources import DatasetRegistry, datasets_root, load_registry
+from harness import dataset_files, dataset_registry
+from harness.dataset_registry import DatasetRegistry, datasets_root, load_registry
+from harness.encoding import EncodedPrompt, encode_prompts, ids_sha256, template_preamble
 from harness.errors import DatasetError, ModelError, UsageError
-from harness.prompts import (
-    EncodedPrompt,
-    Message,
-    Prompt,
-    PromptSet,
-    encode_prompts,
-    ids_sha256,
-    load_prompts,
-    template_preamble,
-)
+from harness.prompts import Message, Prompt, PromptSet, load_prompts
 
 REPOSITORY = Path(__file__).parents[2]
 CHAT_TEMPLATE = (
@@ -103,8 +95,12 @@ def texts(prompts):
 
 
 class TestShipped:
-    def test_the_four_datasets_are_there(self):
-        assert list(load_registry().datasets) == ["mini", "humaneval", "gsm8k", "alpaca"]
+    def test_the_standard_datasets_are_there_all_pinned(self):
+        known = load_registry().datasets
+        paper = {"humaneval", "gsm8k", "alpaca", "ultrafeedback"}
+        others = {"mt_bench", "spec_bench", "cnn_dailymail", "mbpp", "sharegpt", "long_context"}
+        assert set(known) == paper | others | {"mini"}
+        assert all(dataset.pinned for dataset in known.values())
 
     def test_mini_has_twelve_of_each_category_none_twice(self):
         mini = load_prompts("mini")
@@ -153,7 +149,7 @@ class TestShipped:
         assert REPOSITORY / "datasets" not in Path(found).parents
 
     def test_a_packaged_copy_comes_first(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(dataset_sources, "__file__", str(tmp_path / "harness" / "x.py"))
+        monkeypatch.setattr(dataset_registry, "__file__", str(tmp_path / "harness" / "x.py"))
         assert datasets_root() == tmp_path / "datasets"
         (tmp_path / "harness" / "_datasets").mkdir(parents=True)
         assert datasets_root() == tmp_path / "harness" / "_datasets"
@@ -222,7 +218,7 @@ class TestSources:
         message = str(raised.value)
         assert "package no-such-dist==1 is not installed" in message
         assert f"{tmp_path / 'sums.jsonl'}: no such file" in message
-        assert "hub a/b@000000000000: offline" in message
+        assert "hub a/b@000000000000: not in the hub's cache, and offline" in message
         assert "\n" not in message
 
     def test_gzip_is_read_and_hashed_as_it_lies(self, tmp_path):
@@ -230,24 +226,6 @@ class TestSources:
         path.write_bytes(gzip.compress(b'{"q": "1+1?"}\n'))
         source = {"kind": "shipped", "files": [{"path": str(path), "sha256": sha256(path)}]}
         assert texts(load_prompts("sums", registry=registry_of(source))) == ["1+1?"]
-
-    def test_hub_files_come_through_hugging_face_datasets(self, tmp_path, monkeypatch):
-        import datasets
-
-        asked = {}
-
-        def load_dataset(repo, **options):
-            asked.update(options, repo=repo)
-            return [{"q": "1+1?"}]
-
-        monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-        source = {"kind": "hub", "repo": "a/b", "revision": "1" * 40, "path": "x.parquet"}
-        got = load_prompts("sums", registry=registry_of(source), cache_dir=tmp_path)
-        assert texts(got) == ["1+1?"]
-        assert asked["repo"] == "a/b"
-        assert asked["revision"] == "1" * 40
-        assert asked["data_files"] == "x.parquet"
-        assert asked["cache_dir"] == str(tmp_path)
 
     def test_missing_template_field_names_file_line_and_field(self, tmp_path):
         source = self.mirror(tmp_path, {"q": "1+1?"}, {"p": "2+2?"})
@@ -331,6 +309,15 @@ class TestOwnFile:
             ({"prompt": "a", "messages": [{"role": "user", "content": "b"}]}, "2: needs the field"),
             ({"messages": [{"role": "user"}]}, r"2: messages\.0\.content"),
             ({"messages": []}, "2: messages: "),
+            ({"messages": "hi"}, "2: messages: "),
+            ({"messages": [{"role": "user", "content": None}]}, "2: .*only an assistant's"),
+            ({"messages": [{"role": "robot", "content": "b"}]}, r"2: messages\.0\.role"),
+            ({"messages": [{"role": "assistant", "content": "b"}]}, "2: messages: the last must"),
+            ({"turns": ["a", 5]}, r"2: turns\.1"),
+            ({"turns": []}, "2: turns: "),
+            ({"prompt": "a", "category": 5}, "2: category: "),
+            ('{"prompt": "\\ud800"}', "2: is no JSON in UTF-8: .*surrogates"),
+            ('{"prompt": ' + "[" * 100_000, "2: is no JSON"),
         ],
     )
     def test_malformed_lines_name_file_line_and_field(self, tmp_path, line, reason):
@@ -338,6 +325,36 @@ class TestOwnFile:
         with pytest.raises(DatasetError, match=r"mine\.jsonl:" + reason) as raised:
             load_prompts(str(path))
         assert "\n" not in str(raised.value)
+
+    def test_an_id_that_comes_twice_names_both_lines(self, tmp_path):
+        path = write_lines(
+            tmp_path / "mine.jsonl",
+            {"prompt": "a", "id": "x"}, {"prompt": "a"}, {"prompt": "b", "id": "x"},
+        )  # fmt: skip
+        with pytest.raises(DatasetError, match=r"mine\.jsonl:3: id 'x' .* of .*mine\.jsonl:1$"):
+            load_prompts(str(path))
+
+    def test_the_last_line_may_be_huge_and_of_any_script(self, tmp_path, monkeypatch):
+        text = "ß漢字🙂\u2028\x85" * 1000  # line separators of Unicode end no JSONL line
+        path = write_lines(
+            tmp_path / "mine.jsonl", json.dumps({"prompt": text}, ensure_ascii=False)
+        )
+        assert texts(load_prompts(str(path))) == [text]
+        monkeypatch.setattr(dataset_files, "MOST_LINE_BYTES", 10_000)
+        with pytest.raises(DatasetError, match=r"mine\.jsonl:1: the line is longer than"):
+            load_prompts(str(path))
+
+    def test_turns_are_a_prompt_each_with_open_answers_between(self, tmp_path):
+        path = write_lines(tmp_path / "mine.jsonl", {"turns": ["a", "b", "c"]}, {"prompt": "d"})
+        got = {prompt.index: prompt.messages for prompt in load_prompts(str(path)).prompts}
+        assert [m.content for m in got[0]] == ["a"]
+        assert [m.content for m in got[1]] == ["a", None, "b"]
+        assert [(m.role, m.content) for m in got[2]] == [
+            ("user", "a"), ("assistant", None), ("user", "b"), ("assistant", None), ("user", "c"),
+        ]  # fmt: skip
+        assert [m.content for m in got[3]] == ["d"]
+        sides = {prompt.index: prompt.sha256 for prompt in load_prompts(str(path)).prompts}
+        assert sides[0] == sides[1] == sides[2] == hashlib.sha256(b"a").hexdigest()
 
     def test_bytes_that_are_no_utf8(self, tmp_path):
         path = tmp_path / "mine.jsonl"

@@ -4,7 +4,7 @@ import pytest
 
 from harness.config import RunConfig
 from harness.decoder import SamplingParams
-from harness.prompts import EncodedPrompt
+from harness.encoding import EncodedPrompt
 from harness.workload import Workload, make_workload
 
 # Three prompts picked from a dataset, in the order of the pick: rows 7, 2 and 5.
