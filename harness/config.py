@@ -34,6 +34,8 @@ class RunConfig(BaseModel):
         pair: a named target/draft pair; None when the models are given by path.
         target: the target's weights (folder, GGUF file or hub id) instead of a named pair.
         draft: the draft's weights, with `target`.
+        engine: what runs the models: the "lean" engine, or transformers' own layers ("hf"), slower
+            but for every architecture that it has.
         dtype: of weights and computation; None is the pair's own.
         draft_vocab: tokens that the draft's output head keeps, the most frequent ones; None is
             the pair's own number, 0 keeps all.
@@ -74,6 +76,7 @@ class RunConfig(BaseModel):
     pair: str | None = None
     target: str | None = None
     draft: str | None = None
+    engine: Literal["lean", "hf"] = "lean"
     dtype: Literal["bfloat16", "float16", "float32"] | None = None
     draft_vocab: Annotated[int, Field(ge=0)] | None = None
     draft_quantization: Literal["none", "int8", "int4"] | None = None
@@ -132,6 +135,8 @@ class RunConfig(BaseModel):
             raise ValueError("pair: name a pair or give target and draft, not both")
         if not (self.pair or self.target):
             raise ValueError("draft: needs a target beside it")
+        if self.engine == "hf" and self.draft_quantization not in (None, "none"):
+            raise ValueError("draft_quantization: is the lean engine's; drop it or drop engine hf")
         if self.raw and self.system is not None:
             raise ValueError("system: has no place in a raw prompt; drop it or drop raw")
         return self

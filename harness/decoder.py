@@ -149,7 +149,7 @@ class ModelProvider(Protocol):
     """Gives a decoder its models; a process loads each once, whatever the number of decoders."""
 
     def target(self) -> Any:
-        """The target, ready to run (in-house: `impl.engine.transformer.Transformer`)."""
+        """The target, ready to run (in-house: `impl.engine.language_model.LanguageModel`)."""
 
     def draft(self) -> Any:
         """The draft model; raises `ModelError` when the pair has none."""

@@ -348,4 +348,4 @@ def _compare_merges(target: Sequence[str], draft: Sequence[str]) -> None:
 def _vocab_size(folder: Path) -> int:
     from impl.engine import loader
 
-    return int(loader.read_config(folder)["vocab_size"])
+    return loader.model_size(folder, "vocab_size")

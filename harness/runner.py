@@ -253,6 +253,8 @@ def _named_pair(config: RunConfig) -> Pair:
         changes["dtype"] = config.dtype
     if config.draft_vocab is not None:
         changes["draft_vocab"] = config.draft_vocab or None
+    if config.engine == "hf":
+        changes["draft_quantization"] = None  # the lean engine's
     if config.draft_quantization is not None:
         none = config.draft_quantization == "none"
         changes["draft_quantization"] = None if none else config.draft_quantization
@@ -287,7 +289,7 @@ def _fitted(config: RunConfig, pair: ResolvedPair) -> RunConfig:
     from impl.engine import loader
 
     folders = [model.folder for model in (pair.target, pair.draft) if model is not None]
-    positions = min(int(loader.read_config(f)["max_position_embeddings"]) for f in folders)
+    positions = min(loader.model_size(folder, "max_position_embeddings") for folder in folders)
     if config.max_context <= positions:
         return config
     if "max_context" in config.model_fields_set:
@@ -297,11 +299,13 @@ def _fitted(config: RunConfig, pair: ResolvedPair) -> RunConfig:
 
 def _models(config: RunConfig, pair: ResolvedPair) -> Models:
     """The pair's models; a draft that is padded beyond its target never proposes the padding."""
-    from impl.engine.loader import read_config
+    from impl.engine.loader import model_size
     from impl.engine.models import Models, ModelSpec
 
     kernels = default_cache_dir(config.cache_dir) / "kernels"
-    target = ModelSpec(pair.target.folder, pair.target.dtype, kernel_dir=kernels)
+    target = ModelSpec(
+        pair.target.folder, pair.target.dtype, kernel_dir=kernels, engine=config.engine
+    )
     if pair.draft is None:
         return Models(target)
     draft = ModelSpec(
@@ -310,7 +314,8 @@ def _models(config: RunConfig, pair: ResolvedPair) -> Models:
         head_size=pair.draft_vocab,
         quantization=pair.draft_quantization,
         kernel_dir=kernels,
-        vocab_limit=int(read_config(target.folder)["vocab_size"]),
+        vocab_limit=model_size(target.folder, "vocab_size"),
+        engine=config.engine,
     )
     return Models(target, draft)
 
@@ -338,6 +343,7 @@ def _manifest(
         "packages": package_versions(),
         "pair": {
             "name": pair.name,
+            "engine": config.engine,
             "target": _model_entry(pair.target, models.target_spec),
             "draft": None if pair.draft is None else _model_entry(pair.draft, models.draft_spec),
             "draft_vocab": pair.draft_vocab,
@@ -351,14 +357,14 @@ def _manifest(
 
 
 def _model_entry(model: ResolvedModel, spec: ModelSpec) -> dict[str, Any]:
-    operators, why_not_kernels = spec.choose_operators()
+    operators, why_not_kernels = spec.execution()
     return {
         "source": model.source,
         "sha256": model.sha256,
         "dtype": model.dtype,
         "parameters": model.parameters,
         "weight_bytes": model.weight_bytes,
-        "operators": operators.name,
+        "operators": operators,
         "why_not_kernels": why_not_kernels,
     }
 

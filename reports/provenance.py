@@ -138,6 +138,7 @@ def _model_summary(model: Mapping[str, Any]) -> str:
     return _joined(
         model.get("source"),
         model.get("dtype"),
+        f"on {operators}" if (operators := model.get("operators")) else None,
         f"{parameters / 1e6:,.0f} M parameters" if parameters else None,
         f"{weight_bytes / 1e9:.2f} GB" if weight_bytes else None,
     )

@@ -37,6 +37,7 @@ RUN_OPTIONS = (
     click.option("--pair", help="Target/draft pair by name (see harness pairs list)."),
     click.option("--target", help="Target weights instead of a pair: folder, GGUF file or hub id."),
     click.option("--draft", help="Draft weights, with --target."),
+    click.option("--engine", help="lean (default), or hf: transformers' layers, any architecture."),
     click.option("--dtype", help="Of weights and computation; the pair's own by default."),
     click.option("--draft-vocab", type=int, help="Tokens of the draft's output head; 0 keeps all."),
     click.option("--draft-quantization", help="Of the draft's layers: none, int8 or int4."),

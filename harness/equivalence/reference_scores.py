@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from harness.decoder import SamplingParams
 from impl.engine.kv_cache import KVCache
+from impl.engine.language_model import LanguageModel
 from impl.engine.sampling import probabilities
 from impl.engine.token_batch import TokenBatch
-from impl.engine.transformer import Transformer
 
 TokenIds = Sequence[int]
 Columns = dict[str, NDArray[Any]]
@@ -59,7 +59,7 @@ class References:
 class EngineLogits:
     """Our engine with a cache of its own; a prompt is prefilled once for all its outputs."""
 
-    def __init__(self, model: Transformer, *, exact: bool | None = None) -> None:
+    def __init__(self, model: LanguageModel, *, exact: bool | None = None) -> None:
         """Wraps a model.
 
         Args:
@@ -67,7 +67,7 @@ class EngineLogits:
             exact: see `LogitSource`; by default, whether the model's operators give a row the
                 same result in every batch.
         """
-        self.exact = model.operators.name.startswith("cpu-kernels") if exact is None else exact
+        self.exact = model.batch_invariant if exact is None else exact
         self._model = model
         self._cache: KVCache | None = None
         self._context: tuple[int, ...] = ()

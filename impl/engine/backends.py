@@ -38,6 +38,8 @@ class KernelLinear:
 class KernelOperators:
     """Bfloat16 activations on AVX512, weights quantised or not; rows never affect each other."""
 
+    batch_invariant = True
+
     def __init__(self, kernels: CpuKernels, quantization: Quantization | None) -> None:
         self._kernels = kernels
         self._quantization = quantization

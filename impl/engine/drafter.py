@@ -12,11 +12,11 @@ import torch
 from harness.decoder import SamplingParams
 from harness.errors import NonFiniteLogitsError
 from impl.engine import sampling
+from impl.engine.language_model import LanguageModel
 from impl.engine.randomness import RandomStream, Role
 from impl.engine.sampling import Draft
 from impl.engine.sequence import Sequence
 from impl.engine.token_batch import TokenBatch
-from impl.engine.transformer import Transformer
 
 
 def draft_uniform(stream: RandomStream, start: int, index: int) -> float:
@@ -109,7 +109,7 @@ class _Proposal:
 class Drafter:
     """The draft model with its own cache, in step with the sequences of a decoder."""
 
-    def __init__(self, model: Transformer, slots: int, cells: int) -> None:
+    def __init__(self, model: LanguageModel, slots: int, cells: int) -> None:
         self.model = model
         self.cache = model.new_cache(slots, cells)
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence as List
 
 from harness.decoder import CacheOutcome, Decoder, DecoderSetup, Request, Round, Span
 from harness.errors import ModelError, RequestError
+from impl.engine.language_model import LanguageModel
 from impl.engine.sampling import Draft, Verification
 from impl.engine.sequence import Sequence, SequenceSlots
-from impl.engine.transformer import Transformer
 from impl.engine.verifier import Verifier
 
 
@@ -27,11 +27,11 @@ class EngineDecoder(Decoder):
             tree_nodes: drafted tokens of one sequence that a context has no cells for, because
                 they are rivals for the same positions.
         """
-        target: Transformer = setup.models.target()
-        if setup.max_context > target.config.max_position:
+        target: LanguageModel = setup.models.target()
+        if setup.max_context > target.max_position:
             raise ModelError(
                 f"max_context: {setup.max_context} is beyond the target's "
-                f"{target.config.max_position} positions"
+                f"{target.max_position} positions"
             )
         self.setup = setup
         self.slots = SequenceSlots(setup.batch_size, setup.max_context)

@@ -78,6 +78,23 @@ def read_config(folder: Path) -> dict[str, Any]:
     return _read_json(folder / _CONFIG)
 
 
+def model_size(folder: Path, name: str) -> int:
+    """A size that every model has, by transformers' name for it, such as `vocab_size`.
+
+    Raises:
+        ModelError: neither the config nor transformers knows it.
+    """
+    if isinstance(size := read_config(folder).get(name), int):
+        return size
+    from transformers import AutoConfig  # some families have names of their own, or nest it
+
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        return int(getattr(config.get_text_config(), name))
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise ModelError(f"{folder}: its {_CONFIG} gives no {name}; fetch it again") from error
+
+
 def read_weights(folder: Path) -> dict[str, torch.Tensor]:
     """All tensors by their Hugging Face names, mapped from disk without a copy.
 

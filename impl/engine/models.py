@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -12,8 +13,22 @@ from harness.errors import ModelError
 from impl.engine.architecture import TransformerConfig
 from impl.engine.backends import Choice, choose_operators
 from impl.engine.cpu_kernels import Quantization
-from impl.engine.loader import load_transformer, read_config
-from impl.engine.transformer import Transformer
+from impl.engine.language_model import LanguageModel
+from impl.engine.loader import load_transformer, model_size, read_config
+
+Engine = Literal["lean", "hf"]
+
+
+class Execution(NamedTuple):
+    """What a model's layers are computed with on this machine.
+
+    Attributes:
+        operators: name of the backend.
+        why_not_kernels: of the lean engine, why it is not the fused CPU kernels; None if it is.
+    """
+
+    operators: str
+    why_not_kernels: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +44,7 @@ class ModelSpec:
             int8 head); a draft's option. None keeps `dtype`.
         kernel_dir: where compiled CPU kernels are kept; None runs on PyTorch alone.
         vocab_limit: drop the logits of ids from here on (a draft padded beyond its target).
+        engine: "lean" is this engine's own layers, "hf" those of transformers.
     """
 
     folder: Path
@@ -37,18 +53,30 @@ class ModelSpec:
     quantization: Quantization | None = None
     kernel_dir: Path | None = None
     vocab_limit: int | None = None
+    engine: Engine = "lean"
 
-    def load(self) -> Transformer:
+    def load(self) -> LanguageModel:
         """Reads and packs the weights."""
+        if self.engine == "hf":
+            from impl.engine.huggingface_model import HuggingFaceModel
+
+            dtype = getattr(torch, self.dtype)
+            return HuggingFaceModel.load(self.folder, dtype=dtype, head_ids=self.head_ids())
         return load_transformer(
             self.folder,
             dtype=getattr(torch, self.dtype),
             head_ids=self.head_ids(),
-            operators=self.choose_operators().operators,
+            operators=self._choose_operators().operators,
         )
 
-    def choose_operators(self) -> Choice:
-        """What the model's layers are computed with on this machine."""
+    def execution(self) -> Execution:
+        """What the layers are computed with; raises `ModelError` when the engine lacks them."""
+        if self.engine == "hf":
+            return Execution("transformers", None)
+        operators, why_not_kernels = self._choose_operators()
+        return Execution(operators.name, why_not_kernels)
+
+    def _choose_operators(self) -> Choice:
         return choose_operators(
             TransformerConfig.from_hf(read_config(self.folder)),
             getattr(torch, self.dtype),
@@ -59,11 +87,11 @@ class ModelSpec:
     def width(self) -> int:
         """How many logits the model has."""
         ids = self.head_ids()
-        return int(read_config(self.folder)["vocab_size"]) if ids is None else len(ids)
+        return model_size(self.folder, "vocab_size") if ids is None else len(ids)
 
     def head_ids(self) -> torch.Tensor | None:
         """Token id of each logit, ascending; None when no logit is dropped."""
-        size = int(read_config(self.folder)["vocab_size"])
+        size = model_size(self.folder, "vocab_size")
         limit = min(size, self.vocab_limit or size)
         if self.head_size:
             from impl.engine.draft_vocab import draft_vocab
@@ -79,13 +107,13 @@ class Models:
     def __init__(self, target: ModelSpec, draft: ModelSpec | None = None) -> None:
         self.target_spec = target
         self._draft_spec = draft
-        self._loaded: dict[ModelSpec, Transformer] = {}
+        self._loaded: dict[ModelSpec, LanguageModel] = {}
 
-    def target(self) -> Transformer:
+    def target(self) -> LanguageModel:
         """The target, loaded at the first call."""
         return self._load(self.target_spec)
 
-    def draft(self) -> Transformer:
+    def draft(self) -> LanguageModel:
         """The draft, loaded at the first call. Raises `ModelError` when the pair has none."""
         return self._load(self.draft_spec)
 
@@ -106,7 +134,7 @@ class Models:
         """See `harness.decoder.ModelProvider`."""
         return None if self._draft_spec is None else self._draft_spec.folder
 
-    def _load(self, spec: ModelSpec) -> Transformer:
+    def _load(self, spec: ModelSpec) -> LanguageModel:
         if spec not in self._loaded:
             self._loaded[spec] = spec.load()
         return self._loaded[spec]

@@ -61,9 +61,15 @@ class Linear(Protocol):
 
 
 class Operators(Protocol):
-    """A backend."""
+    """A backend.
+
+    Attributes:
+        name: in manifests.
+        batch_invariant: whether a row's results have the same bits whatever the other rows.
+    """
 
     name: str
+    batch_invariant: bool
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
         """A layer of weight [out, in] and bias [out]."""
@@ -195,6 +201,7 @@ class TorchOperators:
     """The portable backend, on any device and dtype."""
 
     name = "torch"
+    batch_invariant = False
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
         """See `Operators.linear`."""

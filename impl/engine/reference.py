@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import torch
 
 from impl.engine.kv_cache import KVCache
+from impl.engine.language_model import LanguageModel
 from impl.engine.token_batch import TokenBatch
-from impl.engine.transformer import Transformer
 
 
 class Reference:
     """Teacher-forces token ids through the target. Costs a pass over the ids a call."""
 
-    def __init__(self, target: Transformer) -> None:
+    def __init__(self, target: LanguageModel) -> None:
         self._target = target
 
     def token_gap(self, ids: Sequence[int], first: int, second: int) -> float:

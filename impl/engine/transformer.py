@@ -21,13 +21,11 @@ PREFILL_CHUNK = 256  # tokens of a prompt per pass: bounds scratch memory, keeps
 
 
 class Transformer:
-    """Weights ready to run.
+    """Weights ready to run; see `impl.engine.language_model.LanguageModel`.
 
     Attributes:
         config: the model's shape.
-        head_ids: token id of each logit, int64 [logits]; None where logit i is token i. A draft
-            whose head is trimmed to its most frequent tokens has fewer logits than tokens.
-        weight_bytes: bytes of weights that a pass over one token reads (the floor of its time).
+        operators: what the layers are computed with.
     """
 
     def __init__(
@@ -95,6 +93,16 @@ class Transformer:
         return sum(linear.weight_bytes for linear in (*linears, self._head))
 
     @property
+    def max_position(self) -> int:
+        """Most tokens of one sequence."""
+        return self.config.max_position
+
+    @property
+    def batch_invariant(self) -> bool:
+        """Whether a token's logits have the same bits whatever else is in its pass."""
+        return self.operators.batch_invariant
+
+    @property
     def vocabulary(self) -> int:
         """Number of logits a pass returns for a token."""
         return self.config.vocab_size if self.head_ids is None else len(self.head_ids)
@@ -116,22 +124,13 @@ class Transformer:
     def forward(
         self, batch: TokenBatch, cache: KVCache, rows: torch.Tensor | slice = slice(None)
     ) -> torch.Tensor:
-        """Feeds the batch, writes its keys and values, returns logits.
-
-        Args:
-            batch: N new tokens.
-            cache: read behind and written at each segment's cells; its lengths are not changed.
-            rows: which of the N rows need logits.
-
-        Returns:
-            float32 logits [rows, logits]; see `head_ids` for the token ids.
-        """
+        """See `LanguageModel.forward`."""
         x = self._run_layers(batch, cache)
         return self._head(x[rows], norm=self._final_norm)
 
     @torch.inference_mode()
     def prefill(self, cache: KVCache, slot: int, tokens: Sequence[int]) -> None:
-        """Feeds `tokens` to an empty slot in chunks and settles them; computes no logits."""
+        """See `LanguageModel.prefill`."""
         cache.truncate(slot, 0)
         for start in range(0, len(tokens), PREFILL_CHUNK):
             chunk = tokens[start : start + PREFILL_CHUNK]

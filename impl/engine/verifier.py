@@ -11,12 +11,12 @@ import torch
 from harness.decoder import Span, SpanKind
 from harness.errors import NonFiniteLogitsError
 from impl.engine.kv_cache import KVCache
+from impl.engine.language_model import LanguageModel
 from impl.engine.randomness import Role
 from impl.engine.sampling import Draft, TreeDraft, Verification, verify
 from impl.engine.sequence import Sequence
 from impl.engine.token_batch import Segment, TokenBatch
 from impl.engine.token_tree import TokenTree
-from impl.engine.transformer import Transformer
 
 
 class VerifiedBatch(NamedTuple):
@@ -29,7 +29,7 @@ class VerifiedBatch(NamedTuple):
 class Verifier:
     """Owns the target's cache."""
 
-    def __init__(self, target: Transformer, cache: KVCache) -> None:
+    def __init__(self, target: LanguageModel, cache: KVCache) -> None:
         self.target = target
         self.cache = cache
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from impl.engine.channel import Channel
 from impl.engine.draft_process import DraftProcess
 from impl.engine.kv_cache import KVCache
+from impl.engine.language_model import LanguageModel
 from impl.engine.token_batch import TokenBatch
-from impl.engine.transformer import Transformer
 from impl.ssd.budgeting import Costs, PassTimes
 from impl.ssd.messages import Exercise, Exercised, Rest
 
@@ -20,7 +20,7 @@ REPEATS = 3  # the quickest counts: the least disturbed by other programs
 
 
 def measure_costs(
-    target: Transformer, cache: KVCache, draft: DraftProcess, batch_size: int
+    target: LanguageModel, cache: KVCache, draft: DraftProcess, batch_size: int
 ) -> Costs:
     """Times target passes alone and beside a working draft, and the draft's beside them."""
     sizes = tuple(n * batch_size for n in TOKENS)
@@ -33,7 +33,7 @@ def measure_costs(
 
 
 def exercise(
-    model: Transformer, cache: KVCache, sizes: Sequence[int], channel: Channel
+    model: LanguageModel, cache: KVCache, sizes: Sequence[int], channel: Channel
 ) -> dict[int, float]:
     """Runs passes of these sizes in turns until `Rest` arrives; the quickest seconds of each."""
     seconds: dict[int, list[float]] = {size: [] for size in sizes}
@@ -46,12 +46,12 @@ def exercise(
     return {size: min(times) for size, times in seconds.items()}
 
 
-def _time_passes(model: Transformer, cache: KVCache, sizes: Sequence[int]) -> dict[int, float]:
+def _time_passes(model: LanguageModel, cache: KVCache, sizes: Sequence[int]) -> dict[int, float]:
     times = {size: [_time_pass(model, cache, size) for _ in range(REPEATS)] for size in sizes}
     return {size: min(seconds) for size, seconds in times.items()}
 
 
-def _time_pass(model: Transformer, cache: KVCache, tokens: int) -> float:
+def _time_pass(model: LanguageModel, cache: KVCache, tokens: int) -> float:
     """Seconds of a pass over `tokens` tokens in slot 0, whose cells nobody needs yet."""
     start = min(CONTEXT, cache.cells - tokens)
     batch = TokenBatch.causal([(0, start, [0] * tokens)], model.device)

@@ -130,6 +130,12 @@ class FixedLogits:
         self.device, self.dtype = torch.device("cpu"), torch.float32
         self._known: dict[tuple[int, ...], torch.Tensor] = {}
 
+    batch_invariant, weight_bytes = True, 0
+
+    @property
+    def max_position(self) -> int:
+        return self.config.max_position
+
     @property
     def vocabulary(self) -> int:
         return self.config.vocab_size if self.head_ids is None else len(self.head_ids)
