@@ -13,12 +13,12 @@ from harness.decoder import SamplingParams
 from harness.errors import NonFiniteLogitsError
 from impl.engine import sampling
 from impl.engine.candidate_tree import Candidates, CandidateTree, Siblings, TreePlan
+from impl.engine.language_model import LanguageModel
 from impl.engine.randomness import Role
 from impl.engine.sampling import TreeDraft, Verification
 from impl.engine.sequence import Sequence
 from impl.engine.token_batch import Segment, TokenBatch
 from impl.engine.token_tree import ROOT, TokenTree
-from impl.engine.transformer import Transformer
 
 _AS_IS = SamplingParams(temperature=1.0)  # a greedy draft ranks by its untempered likelihoods
 
@@ -132,7 +132,7 @@ class TreeDrafter:
     """The draft model with its own cache, in step with the sequences of a decoder."""
 
     def __init__(
-        self, model: Transformer, plan: TreePlan, slots: int, cells: int, *, sampled: bool = True
+        self, model: LanguageModel, plan: TreePlan, slots: int, cells: int, *, sampled: bool = True
     ) -> None:
         """Allocates the cache.
 
