@@ -19,7 +19,8 @@ class NgramIndex:
 
         Args:
             tokens: the text; later calls see what was appended to it since.
-            shortest, longest: the n-grams looked for, 1 <= shortest <= longest.
+            shortest: of the n-grams looked for, at least 1.
+            longest: of them, at least `shortest`.
         """
         self.tokens = tokens
         self._sizes = range(shortest, longest + 1)

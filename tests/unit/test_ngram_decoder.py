@@ -10,7 +10,10 @@ from harness.registry import decoder_options
 CYCLE = Counting(4)  # 0, 1, 2, 3, 0, ...
 
 
-def rounds(rule, vocab, prompt, max_new_tokens, sampling=SamplingParams(), **options):
+PLAIN = SamplingParams()
+
+
+def rounds(rule, vocab, prompt, max_new_tokens, sampling=PLAIN, **options):
     decoder = Pair.of(rule, rule, vocab).ngram(**options)
     request = Request("a", prompt, max_new_tokens, sampling)
     log = decode(decoder, [request])["a"]
