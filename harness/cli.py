@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 import click
 
+from harness.commands.compare import compare
 from harness.commands.datasets import datasets
 from harness.commands.env import env
 from harness.commands.methods import methods
@@ -55,7 +56,7 @@ def cli(debug: bool) -> None:
     """Benchmarks speculative decoding: every method, the same machine, the same clock."""
 
 
-for command in (run, verify, show, report, methods, pairs, datasets, env):
+for command in (run, verify, show, compare, report, methods, pairs, datasets, env):
     cli.add_command(command)
 
 

@@ -154,3 +154,21 @@ def _bootstrap(
     if not np.isfinite([low, high]).all():
         low, high = np.quantile(spread, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return float(low), float(high)
+
+
+def paired_test(first: ArrayLike, second: ArrayLike) -> float:
+    """p-value of Wilcoxon's signed-rank test on log(second / first); positive, same prompts."""
+    import numpy as np
+    from scipy.stats import wilcoxon
+
+    logs = np.log(np.asarray(second, dtype=np.float64) / np.asarray(first, dtype=np.float64))
+    if not np.any(np.abs(logs) > _ROUNDING):
+        return 1.0
+    return float(wilcoxon(logs).pvalue)
+
+
+def unpaired_test(first: ArrayLike, second: ArrayLike) -> float:
+    """p-value of the Mann-Whitney test; the two sides may differ in size."""
+    from scipy.stats import mannwhitneyu
+
+    return float(mannwhitneyu(first, second, alternative="two-sided").pvalue)
