@@ -41,11 +41,11 @@ def cache_dir():
 
 @pytest.fixture(autouse=True)
 def one_core():
-    """Runs the test on one core with one thread, and gives the cores back."""
+    """Runs the test on one core with one thread, and gives the cores back; gives all of them."""
     cores, threads = os.sched_getaffinity(0), torch.get_num_threads()
     os.sched_setaffinity(0, {max(cores)})
     torch.set_num_threads(1)
-    yield
+    yield cores
     os.sched_setaffinity(0, cores)
     torch.set_num_threads(threads)
 
