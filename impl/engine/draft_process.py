@@ -99,6 +99,10 @@ class DraftProcess:
             while True:  # whatever it sent before it went; its `Failure`, or else the end, raises
                 self.receive()
 
+    def poll(self) -> bool:
+        """Whether `receive` would return, or raise, at once."""
+        return self._channel.poll()
+
     def receive(self, timeout_s: float = REPLY_TIMEOUT_S) -> Any:
         """The child's next message. Raises `DraftProcessError` when it failed, died or hangs."""
         try:

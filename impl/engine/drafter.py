@@ -89,7 +89,7 @@ def draw(
 
 
 @dataclass(slots=True)
-class _Proposal:
+class Proposal:
     """A draft in the making: tokens so far, their q rows, and what to feed next.
 
     `count` is how many tokens are wanted; less once the draft has stopped early.
@@ -124,21 +124,22 @@ class Drafter:
 
         A sequence's draft ends early behind a token less likely than `stop_below` (see `stops`).
         """
-        proposals = [self._begin(sequence, lookahead) for sequence in sequences]
+        proposals = [self.begin(sequence, lookahead) for sequence in sequences]
         for _ in range(lookahead):
             active = [p for p in proposals if len(p.tokens) < p.count]
             if not active:
                 break
-            self._extend(active, stop_below)
+            self.extend(active, stop_below)
         return [proposal.as_draft(self.model.head_ids) for proposal in proposals]
 
-    def _begin(self, sequence: Sequence, lookahead: int) -> _Proposal:
+    def begin(self, sequence: Sequence, lookahead: int) -> Proposal:
+        """An empty proposal behind the sequence's text, of at most `lookahead` tokens."""
         slot, tokens = sequence.slot, sequence.tokens
         settled = min(self.cache.lengths[slot], len(tokens) - 1)  # drops rejected tokens
         self.cache.truncate(slot, settled)
-        return _Proposal(sequence, sequence.draft_limit(lookahead), tokens[settled:])
+        return Proposal(sequence, sequence.draft_limit(lookahead), tokens[settled:])
 
-    def _extend(self, proposals: List[_Proposal], stop_below: float) -> None:
+    def extend(self, proposals: List[Proposal], stop_below: float = 0.0) -> None:
         """Feeds what each proposal has not cached yet and draws its next token."""
         lengths = self.cache.lengths
         parts = [(p.sequence.slot, lengths[p.sequence.slot], p.feed) for p in proposals]
@@ -151,7 +152,7 @@ class Drafter:
             if stops(self._draw(proposal, row), stop_below):
                 proposal.count = len(proposal.tokens)
 
-    def _draw(self, proposal: _Proposal, logits: torch.Tensor) -> float:
+    def _draw(self, proposal: Proposal, logits: torch.Tensor) -> float:
         """Appends a token; returns the draft's probability of it."""
         sequence = proposal.sequence
         index, params = len(proposal.tokens), sequence.request.sampling

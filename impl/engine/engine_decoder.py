@@ -87,7 +87,7 @@ def settle(
         request_id=sequence.request.request_id,
         tokens=sequence.append([*accepted, outcome.token]),
         drafted=len(drafted),
-        accepted=outcome.accepted,
+        accepted=outcome.accepted + outcome.token_drafted,
         spans=tuple(spans),
         finish=sequence.finish,
         cache=cache,

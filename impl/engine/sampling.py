@@ -86,11 +86,14 @@ class Verification:
         accepted: k, how many drafted tokens were accepted.
         token: t*, emitted after them: from the residual, or the bonus token behind a last one.
         path: indices of the accepted tokens of a tree; None for a chain, whose first k they are.
+        token_drafted: t* is the draft's own last token, accepted in the bonus token's place; it is
+            not counted in k.
     """
 
     accepted: int
     token: int
     path: tuple[int, ...] | None = None
+    token_drafted: bool = False
 
     @property
     def nodes(self) -> Sequence[int]:
@@ -226,9 +229,14 @@ def verify(
     norm(max(p - q, 0)), and q loses the rejected token and is renormalised. When no sibling is left
     the token is emitted from what is left of p. A chain is the tree without siblings.
 
+    A chain may be one token longer than what the target was fed: its last token was drafted beside
+    the pass. That token, judged as any other, takes the bonus token's place (as in PEARL, arXiv
+    2408.11850): accepted it is t*, rejected t* comes from the residual.
+
     Args:
         logits: [K+1, V], the target's. Row 0 judges the first tokens, row i + 1 those behind
-            token i; where the accepted path ends its row gives the bonus token.
+            token i; where the accepted path ends its row gives the bonus token. [K, V], K > 0, when
+            the last token of a chain was not fed.
         draft: the K proposals; K = 0 is plain sampling.
         params: the target's sampling parameters.
         uniforms: K+1 independent numbers in [0, 1): one for each acceptance, the last for the
@@ -242,14 +250,14 @@ def verify(
         ValueError: the number of rows or of uniforms does not fit the draft.
     """
     count = len(draft.tokens)
-    if len(logits) != count + 1:
+    if len(logits) not in (count + 1, max(1, count)):
         raise ValueError(f"logits: {len(logits)} rows for {count} drafted tokens, not K + 1")
     if params.temperature == 0:
         return _verify_greedy(logits, draft)
-    if len(uniforms) != len(logits):
+    if len(uniforms) != count + 1:
         raise ValueError(f"uniforms: {len(uniforms)} for {count} drafted tokens, not K + 1")
     path: list[int] = []
-    while True:  # row by row: those off the path are never computed
+    while len(path) < len(logits):  # row by row: those off the path are never computed
         node = path[-1] if path else ROOT
         p = _row_probabilities(logits, node + 1, params)
         accepted, left = _try_children(p, draft, node, uniforms)
@@ -257,19 +265,26 @@ def verify(
             emission = torch.tensor(float(uniforms[-1]), dtype=torch.float64, device=left.device)
             return _outcome(draft, path, int(sample(left, emission)))
         path.append(accepted)
+    return _without_bonus(draft)
 
 
 def _verify_greedy(logits: Tensor, draft: Draft) -> Verification:
     tokens: list[int] = draft.tokens.tolist()
     best: list[int] = argmax(logits).tolist()
     path: list[int] = []
-    while True:
+    while len(path) < len(best):
         node = path[-1] if path else ROOT
         wanted = best[node + 1]
         accepted = next((c for c in draft.children(node) if tokens[c] == wanted), None)
         if accepted is None:
             return _outcome(draft, path, wanted)
         path.append(accepted)
+    return _without_bonus(draft)
+
+
+def _without_bonus(draft: Draft) -> Verification:
+    """The whole chain was accepted, and no row of logits is left for another token."""
+    return Verification(len(draft.tokens) - 1, int(draft.tokens[-1]), token_drafted=True)
 
 
 def _outcome(draft: Draft, path: Sequence[int], token: int) -> Verification:

@@ -19,8 +19,15 @@ from impl.engine.token_batch import Segment, TokenBatch
 from impl.engine.token_tree import TokenTree
 
 
+class Scored(NamedTuple):
+    """The target's logits [K+1, V] over each sequence's pending and K drafted tokens."""
+
+    logits: List[torch.Tensor]
+    span: Span
+
+
 class VerifiedBatch(NamedTuple):
-    """The outcome of each sequence, and when the pass ran."""
+    """The outcome of each sequence, and when the target was at work on it."""
 
     outcomes: list[Verification]
     span: Span
@@ -43,16 +50,33 @@ class Verifier:
         Raises:
             NonFiniteLogitsError: names the sequence and the position in its output.
         """
+        logits, passing = self.score(sequences, drafts)
+        outcomes, judging = self.judge(sequences, drafts, logits)
+        return VerifiedBatch(outcomes, passing._replace(end_ns=judging.end_ns))
+
+    def score(self, sequences: List[Sequence], drafts: List[Draft]) -> Scored:
+        """The target's pass over each sequence's pending token and draft, possibly empty."""
         start_ns = time.perf_counter_ns()
         batch = _lay_out(sequences, drafts, self.target.device)
         counts = [segment.count for segment in batch.segments]
         logits = torch.split(self.target.forward(batch, self.cache), counts)
+        return Scored(logits, Span(SpanKind.VERIFY, start_ns, time.perf_counter_ns()))
+
+    def judge(
+        self, sequences: List[Sequence], drafts: List[Draft], logits: List[torch.Tensor]
+    ) -> VerifiedBatch:
+        """Judges the drafts that were scored, each with up to one more token drafted since.
+
+        Raises:
+            NonFiniteLogitsError: names the sequence and the position in its output.
+        """
+        start_ns = time.perf_counter_ns()
         outcomes = [self._judge(*case) for case in zip(sequences, drafts, logits, strict=True)]
         return VerifiedBatch(outcomes, Span(SpanKind.VERIFY, start_ns, time.perf_counter_ns()))
 
     def _judge(self, sequence: Sequence, draft: Draft, logits: torch.Tensor) -> Verification:
         position = sequence.output_length
-        uniforms = sequence.stream.uniforms(Role.VERIFY, position, len(logits))
+        uniforms = sequence.stream.uniforms(Role.VERIFY, position, len(draft.tokens) + 1)
         try:
             outcome = verify(logits, draft, sequence.request.sampling, uniforms)
         except NonFiniteLogitsError as error:

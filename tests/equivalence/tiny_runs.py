@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import pytest
 import torch
-from fixed_logits import PLAIN, LocalDraft
+from fixed_logits import PLAIN, local_draft
 
 from harness.config import RunConfig
 from harness.decoder import Decoder, DecoderSetup
@@ -27,7 +26,7 @@ from harness.prompts import load_prompts
 from harness.registry import decoder_class, decoder_options
 from harness.store import RunData
 from harness.workload import Workload, make_workload
-from impl.engine import asynchronous_decoder, loader
+from impl.engine import loader
 from impl.engine.models import Models, ModelSpec
 
 TINY = Path(__file__).parents[2] / "harness" / "tiny"
@@ -117,8 +116,7 @@ def open_decoder(setting: Setting) -> Iterator[Decoder]:
         given = (PLAIN if setting.method == "ssd" else {"lookahead": 4}) | given
     options = decoder_options(setting.method, given)
     setup = DecoderSetup(models(setting.trimmed), options, batch_size=BATCH)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(asynchronous_decoder, "DraftProcess", LocalDraft)
+    with local_draft(passes=None):
         decoder = decoder_class(setting.method).create(setup)
     try:
         yield decoder

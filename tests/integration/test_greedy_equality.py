@@ -164,6 +164,21 @@ def test_ssd_equals_ar(models, requests, expected, batch_size, passes, options):
         assert emitted(decode(decoder, requests)) == expected
 
 
+@pytest.mark.parametrize(
+    ("batch_size", "beside", "options"),
+    [
+        (1, 3, {"max_verified": 4}),
+        (2, 1, {"max_verified": 9}),
+        (7, 4, {"max_verified": 2}),
+        (7, 0, {"max_verified": 4, "fixed": True}),
+    ],
+)
+def test_amusd_equals_ar(models, requests, expected, batch_size, beside, options):
+    pair = Pair(models, batch_size, max_context=512)
+    with pair.amusd(beside=beside, **options) as decoder:
+        assert emitted(decode(decoder, requests)) == expected
+
+
 def test_hits_misses_and_rejections_occur_in_these_cases(models, requests):
     with Pair(models, 2, max_context=512).ssd(lookahead=4, budget=8) as decoder:
         log = decode(decoder, requests)

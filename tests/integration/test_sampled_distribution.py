@@ -1,4 +1,4 @@
-"""What SD and SSD emit at temperature > 0, counted against the target's exact distribution.
+"""What drafting methods emit at temperature > 0, counted against the target's exact distribution.
 
 The target draws every token from one distribution p, whatever came before, so any three tokens in a
 row have the joint distribution p x p x p; the draft follows a Markov chain far from it. Windows of
@@ -101,6 +101,21 @@ def test_drafts_returned_short_draw_from_the_target(monkeypatch, passes):
     assert min(drafted[k] for k in (1, 2, 3)) > 100
     for outcome in CacheOutcome:
         assert p_value(windows(log)[outcome], P) > FALSE_ALARM
+
+
+def amusd_windows(**options):
+    params = SamplingParams(temperature=1.0)
+    with PAIR.amusd(max_verified=3, **options) as decoder:
+        return windows(decode(decoder, requests(params)))[None]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"beside": 0}, {"beside": 1}, {"beside": 4}, {"fixed": True}],
+    ids=["bonus tokens", "no more than one ahead", "far ahead", "fixed"],
+)
+def test_amusd_draws_from_the_target(options):
+    assert p_value(amusd_windows(**options), P) > FALSE_ALARM
 
 
 def texts(**options):

@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 import torch
 
+from baselines.amusd import AmusdDecoder, AmusdOptions
 from baselines.ar import AutoregressiveDecoder
 from baselines.ngram import NgramDecoder, NgramOptions
 from baselines.sd import SpeculativeDecoder, SpeculativeOptions
@@ -241,15 +242,27 @@ class LocalDraft:
     def send(self, message: object) -> None:
         self.unread.append(message)
 
+    def poll(self) -> bool:
+        self.work()
+        return bool(self.answers)
+
     def receive(self) -> Any:
-        with suppress(_NothingToDo):
-            self.worker.serve(_WorkerEnd(self))
+        self.work()
+        while not self.answers:
+            self.work(passes=1)  # while the decoder waits, its draft works
         return self.answers.popleft()
 
     def close(self) -> None:
         self.unread.clear()
 
-    def poll(self) -> bool:
+    def work(self, passes: int = 0) -> None:
+        """Lets the worker read its messages and make what is left of its passes, and some more."""
+        if self._left is not None:
+            self._left += passes
+        with suppress(_NothingToDo):
+            self.worker.serve(_WorkerEnd(self))
+
+    def message_waits(self) -> bool:
         if self.unread or self._left == 0:
             return True
         if self._left is not None:
@@ -267,7 +280,29 @@ class _WorkerEnd:
     """The worker's end of the channel."""
 
     def __init__(self, draft: LocalDraft) -> None:
-        self.poll, self.receive, self.send = draft.poll, draft.next_message, draft.answers.append
+        self.poll, self.receive = draft.message_waits, draft.next_message
+        self.send = draft.answers.append
+
+
+@contextmanager
+def local_draft(passes: int | None) -> Iterator[None]:
+    """Decoders that are created have their worker in this process."""
+    local = type("LocalDraft", (LocalDraft,), {"passes": passes})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(asynchronous_decoder, "DraftProcess", local)
+        yield
+
+
+def work_beside_the_target(decoder: Any, passes: int) -> None:
+    """The draft makes this many passes, if it wants to, while the target makes one."""
+    score, process = decoder.verifier.score, decoder.draft.process
+
+    def score_beside_the_draft(*arguments: Any) -> Any:
+        scored = score(*arguments)
+        process.work(passes)
+        return scored
+
+    decoder.verifier.score = score_beside_the_draft
 
 
 @dataclass(frozen=True)
@@ -308,9 +343,12 @@ class Pair:
 
     @contextmanager
     def open(self, method: str, lookahead: int) -> Iterator[Decoder]:
-        """A method by name: a tree of two branches, SSD with its worker in this process."""
+        """A method by name: a tree of two branches; a draft process works in this one."""
         if method == "ssd":
             with self.ssd(lookahead=lookahead) as decoder:
+                yield decoder
+        elif method == "amusd":
+            with self.amusd(max_verified=lookahead, beside=lookahead) as decoder:
                 yield decoder
         elif method == "tree":
             yield self.tree(nodes=2 * lookahead, depth=lookahead, branching=2)
@@ -320,10 +358,19 @@ class Pair:
     @contextmanager
     def ssd(self, *, passes: int | None = None, **options: Any) -> Iterator[ssd.SaguaroDecoder]:
         """SSD with its worker in this process, given `passes` passes between two messages."""
-        local = type("LocalDraft", (LocalDraft,), {"passes": passes})
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(asynchronous_decoder, "DraftProcess", local)
+        with local_draft(passes):
             decoder = ssd.SaguaroDecoder.create(self.setup(SaguaroOptions(**PLAIN | options)))
+        try:
+            yield decoder
+        finally:
+            decoder.close()
+
+    @contextmanager
+    def amusd(self, *, beside: int = 0, **options: Any) -> Iterator[AmusdDecoder]:
+        """AMUSD in this process: `beside` draft passes while the target makes one."""
+        with local_draft(passes=0):
+            decoder = AmusdDecoder.create(self.setup(AmusdOptions(**options)))
+        work_beside_the_target(decoder, beside)
         try:
             yield decoder
         finally:
