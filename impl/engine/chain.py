@@ -86,11 +86,10 @@ class AllowMore(NamedTuple):
 
 
 class DraftedToken(NamedTuple):
-    """The next token of a chain; its q is in row `index` (modulo the rows) of the shared buffer."""
+    """The next token of a chain. The q of token i is in row i, modulo the rows, of the buffer."""
 
     request_id: str
     number: int
-    index: int
     token: int
 
 

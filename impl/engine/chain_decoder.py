@@ -156,8 +156,8 @@ class ChainDecoder(AsynchronousDecoder):
         tokens = chain.tokens[first : first + len(fed.tokens) + 1]
         probs = None
         if sequence.request.sampling.temperature > 0:
-            index = torch.arange(first, first + len(tokens)) % rows
-            probs = self.q_buffer[sequence.slot, index]
+            own = torch.arange(first, first + len(tokens)) % rows
+            probs = self.q_buffer[sequence.slot, own]
         return Draft(torch.tensor(tokens, dtype=torch.int64), probs, self.head_ids)
 
     def _follow(

@@ -97,9 +97,8 @@ class ChainDrafter:
     def _take(self, growth: _Growth) -> DraftedToken:
         """Hands the token just drawn to its chain, and its q to the buffer."""
         chain, proposal = growth.chain, growth.proposal
-        index, token = len(chain.tokens), proposal.tokens[-1]
+        row, token = len(chain.tokens) % self.q_buffer.shape[1], proposal.tokens[-1]
         chain.tokens.append(token)
         if proposal.rows:
-            row = index % self.q_buffer.shape[1]
             self.q_buffer[proposal.sequence.slot, row] = proposal.rows.pop()[0]
-        return DraftedToken(proposal.sequence.request.request_id, chain.number, index, token)
+        return DraftedToken(proposal.sequence.request.request_id, chain.number, token)

@@ -116,9 +116,9 @@ def test_tokens_still_on_their_way_when_the_draft_rolled_back_are_dropped():
         old, new = client.chains["a"].number - 1, client.chains["a"].number
         span = client.take_passes
         for number, token in ((old, 0), (old, 7), (new, 3)):
-            client._take(Drafted((DraftedToken("a", number, 0, token),), span))
+            client._take(Drafted((DraftedToken("a", number, token),), span))
         assert client.chains["a"].tokens == [3]
-        client._take(Drafted((DraftedToken("gone", old, 0, 1),), span))
+        client._take(Drafted((DraftedToken("gone", old, 1),), span))
 
 
 def test_a_batch_waits_for_its_latest_sequence_and_each_goes_its_own_way():

@@ -10,6 +10,7 @@ from harness.errors import NonFiniteLogitsError
 from impl.engine.sampling import (
     Draft,
     TreeDraft,
+    Verification,
     accepts,
     argmax,
     probabilities,
@@ -271,9 +272,28 @@ def test_no_draft_is_plain_sampling():
     assert (outcome.accepted, outcome.token) == (0, 1)
 
 
+def test_a_token_that_was_not_fed_takes_the_bonus_tokens_place():
+    # Token 0 has p >= q. Token 2: p/q = .4, and the residual is all token 0.
+    draft = Draft(torch.tensor([0, 2]), tensor(Q, Q))
+    accepted = verify(logits_of(P, P), draft, PLAIN, [0.9, 0.39, 0.9])
+    assert accepted == Verification(1, 2, token_drafted=True)
+    rejected = verify(logits_of(P, P), draft, PLAIN, [0.9, 0.41, 0.9])
+    assert rejected == Verification(1, 0)
+    greedy = SamplingParams(temperature=0)
+    logits = torch.tensor([[0.0, 9, 1], [3, 2, 1]])
+    for tokens, expected in [
+        ((1, 0), Verification(1, 0, token_drafted=True)),
+        ((1, 2), Verification(1, 0)),
+        ((0, 0), Verification(0, 1)),
+    ]:
+        assert verify(logits, Draft(torch.tensor(tokens)), greedy, ()) == expected
+
+
 def test_mismatched_shapes_are_refused():
     with pytest.raises(ValueError, match="K \\+ 1"):
-        verify(logits_of(P), Draft(torch.tensor([0])), PLAIN, [0.5, 0.5])
+        verify(logits_of(P), Draft(torch.tensor([0, 0])), PLAIN, [0.5] * 3)
+    with pytest.raises(ValueError, match="K \\+ 1"):
+        verify(logits_of(P, P, P), Draft(torch.tensor([0])), PLAIN, [0.5, 0.5])
     with pytest.raises(ValueError, match="uniforms"):
         verify(logits_of(P, P), Draft(torch.tensor([0])), PLAIN, [0.5])
 
