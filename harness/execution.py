@@ -9,11 +9,11 @@ from typing import Any
 from harness.decoder_pool import DecoderPool
 from harness.errors import HarnessError
 from harness.interrupts import uninterrupted
-from harness.measure import run_item
+from harness.measure import heap_frozen, run_item
 from harness.messages import first_line
 from harness.plan import Cell, WorkItem
 from harness.progress import Progress
-from harness.store import RunStore, Status
+from harness.store import RunStore, Status, finished_items
 from harness.workload import Workload
 
 
@@ -47,14 +47,20 @@ class Execution:
         self._pool = pool
         self._store = store
         self._progress = progress
-        self._decoders: dict[str, dict[str, Any]] = {}
+        self._decoders: dict[str, dict[str, Any]] = dict(store.manifest.get("decoders", {}))
+        finished = finished_items(store.directory)
+        self._items = [item for item in workload.plan if item.id not in finished]
 
     def run(self) -> Status:
-        """Measures every item; however that ends, workers are ended and the run is finalised."""
+        """Measures every item that is not stored yet.
+
+        However that ends, draft processes are ended and the run is finalised.
+        """
         status: Status = "failed"
         try:
             self._warm_up()
-            self._measure()
+            with heap_frozen():
+                self._measure()
             status = "failed" if self.failures else "finished"
         except KeyboardInterrupt:
             status = "interrupted"
@@ -65,8 +71,8 @@ class Execution:
 
     def _warm_up(self) -> None:
         """Opens and warms all decoders, so that none is created while cells take turns."""
-        first_items = {item.cell: item for item in reversed(self._workload.plan)}
-        for cell in self._workload.cells:
+        first_items = {item.cell: item for item in reversed(self._items)}
+        for cell in dict.fromkeys(item.cell for item in self._items):
             self._progress.note(f"warming up {cell.id}")
             try:
                 self._pool.get(cell)
@@ -76,8 +82,8 @@ class Execution:
         self._store.update(decoders=self._decoders)
 
     def _measure(self) -> None:
-        self._progress.begin(len(self._workload.plan))
-        for item in self._workload.plan:
+        self._progress.begin(len(self._items))
+        for item in self._items:
             self._progress.item(item.id)
             tokens, decode_ns = (0, 0) if item.cell in self.failures else self._measure_item(item)
             self._progress.done(tokens, decode_ns)

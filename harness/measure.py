@@ -3,7 +3,7 @@
 The clock is read around each call of `start`, `admit` and `step` and nowhere else. While an item
 is measured only these readings and the rounds are kept; every figure is derived from them after
 the item has ended. A prefill is in nobody's decode time. Python's garbage collector runs before an
-item and is off until the item has ended, so no collection falls into a step.
+item and is off until the item has ended, so no collection falls into a step (`GARBAGE_COLLECTION`).
 
 Knows no method, no model and no file.
 """
@@ -22,6 +22,10 @@ from harness.decoder import Decoder, Request, Round, SpanKind
 from harness.errors import HarnessError, RequestError
 from harness.plan import WorkItem
 from harness.records import ItemResult, RequestRow, RoundRow, SkippedRequest, SpanRow
+
+GARBAGE_COLLECTION = (
+    "objects from before the first item frozen; collected before each item, off during it"
+)
 
 Clock = Callable[[], int]
 
@@ -116,6 +120,17 @@ def warm_up(
 def _steady(durations: Sequence[int], tolerance: float) -> bool:
     last = durations[-3:]
     return len(last) == 3 and max(last) <= (1 + tolerance) * min(last)
+
+
+@contextmanager
+def heap_frozen() -> Iterator[None]:
+    """What exists now is left alone by the garbage collector, so that collecting is quick."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 @contextmanager

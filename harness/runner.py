@@ -1,46 +1,38 @@
-"""One run from start to end: resolve what the config names, measure, store, verify the outputs.
+"""One run from start to end: prepare what the config names, measure, store, verify the outputs.
 
 Knows no method by name and takes no time itself: `harness.measure` does.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness import invariants, run_prompts
-from harness.cache import default_cache_dir
+from harness import invariants
 from harness.config import RunConfig
-from harness.decoder_pool import DecoderPool, Method
-from harness.errors import StoreError, UsageError
+from harness.decoder_pool import DecoderPool
+from harness.errors import StoreError
 from harness.execution import Execution, Failure
-from harness.fingerprint import fingerprint, git_state, package_versions
-from harness.greedy import GreedyCheck, check_greedy
+from harness.greedy import GreedyCheck
 from harness.interrupts import termination_as_interrupt
 from harness.metrics import split_cells
-from harness.pairs import (
-    ResolvedModel,
-    ResolvedPair,
-    find_pair,
-    local_pair,
-    resolve,
-)
+from harness.preparation import Prepared, check_methods, identity, prepare, resolve_methods
 from harness.progress import Progress
-from harness.prompts import PromptSet
-from harness.registry import decoder_class, decoder_options, registered_name
-from harness.store import RunStore, Status, read_run
-from harness.workload import Workload, make_workload
+from harness.resume import refuse_changes, stored_config
+from harness.store import RunStore, Status, finished_items, read_manifest, read_run, refuse_used
+from harness.verification import (
+    Verification,
+    certify_outputs,
+    compare_greedy,
+    verify_outputs,
+)
 
 if TYPE_CHECKING:
     from harness.equivalence.certificate import Certificate
     from harness.equivalence.verify import ReferenceName
-    from harness.pairs import Pair
-    from impl.engine.models import Models, ModelSpec
 
-UNPINNED = "the content is trusted as it was at its first use here"
 INTERRUPTED = 130  # the shell's code for a process that SIGINT ended
 
 
@@ -90,24 +82,44 @@ def run(config: RunConfig, out: Path, progress: Progress) -> RunSummary:
         HarnessError: models or prompts that cannot be had, or a directory that cannot be written.
             A failing method raises nothing: it is in the summary.
     """
-    _refuse_used(out)
-    methods = resolve_methods(config)
-    pair = _named_pair(config)
-    _check_drafts(methods, pair)
-    _check_cores(config, methods)
-    prompt_sets = run_prompts.prompt_sets(config)
-    _warn_unpinned(prompt_sets, progress)
-    with termination_as_interrupt():
-        try:
-            progress.note(f"loading {pair.name}")
-            resolved = resolve(
-                pair, default_cache_dir(config.cache_dir), progress=progress.download
-            )
-            return _measure(
-                _fitted(config, resolved), out, progress, methods, resolved, prompt_sets
-            )
-        finally:
-            progress.close()
+    refuse_used(out)  # before anything is loaded
+
+    def create(prepared: Prepared) -> RunStore:
+        return RunStore.create(out, {**identity(prepared.config), **prepared.record})
+
+    return _run(config, create, progress)
+
+
+def resume(
+    directory: Path,
+    progress: Progress,
+    *,
+    config: RunConfig | None = None,
+    places: Mapping[str, Path | None] | None = None,
+) -> RunSummary:
+    """Continues a run that was killed, interrupted or failed; no finished item is measured again.
+
+    Args:
+        directory: its run directory.
+        progress: told what happens; closed at the end.
+        config: what the run must have been made with; None takes its own.
+        places: `data_dir` and `cache_dir`, where they are not the run's own.
+
+    Raises:
+        StoreError: no run directory, or one made by another config, revision, program, machine,
+            from other weights or prompts; the message names what differs.
+        HarnessError: as for `run`.
+    """
+    manifest = read_manifest(directory)
+    chosen = config or stored_config(manifest, places or {})
+
+    def reopen(prepared: Prepared) -> RunStore:
+        refuse_changes(directory, manifest, {**identity(prepared.config), **prepared.record})
+        for problem in read_run(directory).problems:
+            progress.note(f"{problem}; it is measured again")
+        return RunStore.open(directory)
+
+    return _run(chosen, reopen, progress)
 
 
 def verify(
@@ -132,74 +144,67 @@ def verify(
     """
     import torch
 
-    from impl.engine import loader
-
     store = RunStore.open(directory)
-    places = {"cache_dir": cache_dir, "data_dir": data_dir}
-    given = {name: place for name, place in places.items() if place is not None}
-    stored = {"split": "all", **store.manifest["config"]}  # what runs took before there were splits
-    config = RunConfig.model_validate({**stored, **given})
-    prompt_sets = run_prompts.prompt_sets(config)
+    config = stored_config(store.manifest, {"cache_dir": cache_dir, "data_dir": data_dir})
     torch.set_num_threads(len(config.placement.target_cores))  # as the run had; more may spin
     try:
-        cache = default_cache_dir(config.cache_dir)
-        pair = resolve(_named_pair(config), cache, progress=progress.download)
-        _check_same(store, pair, prompt_sets)
-        eos = loader.eos_token_ids(pair.target.folder)
-        workload = make_workload(config, run_prompts.encode(config, pair, prompt_sets), eos)
-        models = _models(config, pair)
-        greedy = _check_greedy(directory, workload, models)
-        certificate = _certify(directory, workload, models, greedy, progress, reference)
+        prepared = prepare(config, progress)
+        _check_same(store, prepared)
+        run, prompts = read_run(directory), prepared.workload().prompt_ids()
+        models = prepared.models()
+        greedy = compare_greedy(run, prompts, models, progress)
+        certificate = certify_outputs(run, prompts, models, greedy, progress, reference)
     finally:
         progress.close()
-    store.update(greedy=asdict(greedy), certificate=asdict(certificate))
+    with store.locked():
+        store.update(**Verification(greedy, certificate).record())
     return certificate
 
 
-def resolve_methods(config: RunConfig) -> dict[str, Method]:
-    """The run's methods by name, their parameters validated.
-
-    Raises:
-        UsageError: unknown method, or an option that its method does not have.
-        HarnessError: a method that cannot be imported.
-    """
-    for name in config.options:
-        registered_name(name)  # also those that this run does not use
-    return {
-        name: Method(decoder_class(name), decoder_options(name, config.options.get(name, {})))
-        for name in config.methods
-    }
-
-
-def _measure(
-    config: RunConfig,
-    out: Path,
-    progress: Progress,
-    methods: Mapping[str, Method],
-    pair: ResolvedPair,
-    prompt_sets: Mapping[str, PromptSet],
+def _run(
+    config: RunConfig, open_store: Callable[[Prepared], RunStore], progress: Progress
 ) -> RunSummary:
-    from impl.engine import loader, placement
+    """Checks, prepares, opens the store and measures into it."""
+    check_methods(config)
+    with termination_as_interrupt():
+        try:
+            prepared = prepare(config, progress)
+            store = open_store(prepared)
+            with store.locked():
+                return _measure(prepared, store, progress)
+        finally:
+            progress.close()
 
-    machine = fingerprint(config.placement)  # before this process is confined to its cores
-    placement.apply(config.placement.target_cores)
-    eos = loader.eos_token_ids(pair.target.folder)
-    workload = make_workload(config, run_prompts.encode(config, pair, prompt_sets), eos)
-    models = _models(config, pair)
-    store = RunStore.create(out, _manifest(config, machine, pair, models, prompt_sets, workload))
-    pool = DecoderPool(methods, models, workload, config)
-    execution = Execution(workload, pool, store, progress)
-    status = execution.run()
-    failures = tuple(execution.failures.values())
-    if status == "interrupted":
-        return RunSummary(out, status, failures, None, None)
-    progress.note("comparing greedy outputs")
-    greedy = _check_greedy(out, workload, models)
-    store.update(greedy=asdict(greedy))
-    certificate = _certify(out, workload, models, greedy, progress) if config.verify else None
-    if certificate is not None:
-        store.update(certificate=asdict(certificate))
-    return RunSummary(out, status, failures, greedy, certificate, _broken_invariants(out))
+
+def _measure(prepared: Prepared, store: RunStore, progress: Progress) -> RunSummary:
+    from impl.engine import placement
+
+    out, config, workload = store.directory, prepared.config, prepared.workload()
+    left = len(workload.plan) - len(finished_items(out))
+    if not left and (found := Verification.from_record(store.manifest)):
+        progress.note("nothing is left to measure")
+        return _summary(store, "finished", (), found)
+    store.update(status="running", ended=None, failures=[])
+    with placement.applied(config.placement.target_cores):
+        models = prepared.models()
+        pool = DecoderPool(resolve_methods(config), models, workload, config)
+        execution = Execution(workload, pool, store, progress)
+        status = execution.run()
+        failures = tuple(execution.failures.values())
+        if status == "interrupted":
+            return _summary(store, status, failures, None)
+        found = verify_outputs(out, prepared, models, progress)
+    store.update(**found.record())
+    return _summary(store, status, failures, found)
+
+
+def _summary(
+    store: RunStore, status: Status, failures: tuple[Failure, ...], found: Verification | None
+) -> RunSummary:
+    if found is None:
+        return RunSummary(store.directory, status, failures, None, None)
+    faults = _broken_invariants(store.directory)
+    return RunSummary(store.directory, status, failures, found.greedy, found.certificate, faults)
 
 
 def _broken_invariants(directory: Path) -> tuple[str, ...]:
@@ -209,28 +214,9 @@ def _broken_invariants(directory: Path) -> tuple[str, ...]:
     return tuple(invariants.faults(stored.requests, stored.rounds, cells))
 
 
-def _certify(
-    directory: Path,
-    workload: Workload,
-    models: Models,
-    greedy: GreedyCheck,
-    progress: Progress,
-    reference: ReferenceName = "engine",
-) -> Certificate:
-    from harness.equivalence.verify import certify_run
-
-    progress.note("verifying that outputs follow the target's distribution")
-    return certify_run(read_run(directory), workload.prompt_ids(), models, greedy, reference)
-
-
-def _check_same(store: RunStore, pair: ResolvedPair, prompts: Mapping[str, PromptSet]) -> None:
+def _check_same(store: RunStore, prepared: Prepared) -> None:
     """Raises `StoreError` unless weights and prompts are those that the run was made with."""
-    manifest = store.manifest
-    now = {"target": pair.target.sha256, **{name: found.sha256 for name, found in prompts.items()}}
-    then = {
-        "target": manifest["pair"]["target"]["sha256"],
-        **{name: found["sha256"] for name, found in manifest["datasets"].items()},
-    }
+    then, now = _sums(store.manifest), _sums(prepared.record)
     changed = [name for name in then if now.get(name) != then[name]]
     if changed:
         raise StoreError(
@@ -239,141 +225,7 @@ def _check_same(store: RunStore, pair: ResolvedPair, prompts: Mapping[str, Promp
         )
 
 
-def _refuse_used(out: Path) -> None:
-    """Before anything is loaded; the store checks again when it creates the directory."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise StoreError(f"{out}: is not an empty directory; choose another --out")
-
-
-def _named_pair(config: RunConfig) -> Pair:
-    given = str(config.target)
-    pair = find_pair(config.pair) if config.pair else local_pair(given, config.draft)
-    changes: dict[str, Any] = {}
-    if config.dtype is not None:
-        changes["dtype"] = config.dtype
-    if config.draft_vocab is not None:
-        changes["draft_vocab"] = config.draft_vocab or None
-    if config.engine == "hf":
-        changes["draft_quantization"] = None  # the lean engine's
-    if config.draft_quantization is not None:
-        none = config.draft_quantization == "none"
-        changes["draft_quantization"] = None if none else config.draft_quantization
-    return pair.model_copy(update=changes)
-
-
-def _check_drafts(methods: Mapping[str, Method], pair: Pair) -> None:
-    needy = [name for name, method in methods.items() if method.decoder.needs_draft]
-    if needy and pair.draft is None:
-        raise UsageError(
-            f"methods: {', '.join(needy)} need a draft, and pair {pair.name} has none; "
-            "choose another pair or give --draft"
-        )
-
-
-def _check_cores(config: RunConfig, methods: Mapping[str, Method]) -> None:
-    from impl.engine import placement
-
-    placement.check("target_cores", config.placement.target_cores)
-    if any(method.decoder.asynchronous for method in methods.values()):
-        placement.check("draft_cores", config.placement.draft_cores)
-
-
-def _warn_unpinned(prompt_sets: Mapping[str, PromptSet], progress: Progress) -> None:
-    for name, prompts in prompt_sets.items():
-        if not prompts.pinned:
-            progress.note(f"warning: dataset {name} is unpinned ({prompts.source}): {UNPINNED}")
-
-
-def _fitted(config: RunConfig, pair: ResolvedPair) -> RunConfig:
-    """The config with its context fitted to the models."""
-    from impl.engine import loader
-
-    folders = [model.folder for model in (pair.target, pair.draft) if model is not None]
-    positions = min(loader.model_size(folder, "max_position_embeddings") for folder in folders)
-    if config.max_context <= positions:
-        return config
-    if "max_context" in config.model_fields_set:
-        raise UsageError(f"max_context: must be <= {positions}, the positions of pair {pair.name}")
-    return config.model_copy(update={"max_context": positions})
-
-
-def _models(config: RunConfig, pair: ResolvedPair) -> Models:
-    """The pair's models; a draft that is padded beyond its target never proposes the padding."""
-    from impl.engine.loader import model_size
-    from impl.engine.models import Models, ModelSpec
-
-    kernels = default_cache_dir(config.cache_dir) / "kernels"
-    target = ModelSpec(
-        pair.target.folder, pair.target.dtype, kernel_dir=kernels, engine=config.engine
-    )
-    if pair.draft is None:
-        return Models(target)
-    draft = ModelSpec(
-        pair.draft.folder,
-        pair.draft.dtype,
-        head_size=pair.draft_vocab,
-        quantization=pair.draft_quantization,
-        kernel_dir=kernels,
-        vocab_limit=model_size(target.folder, "vocab_size"),
-        engine=config.engine,
-    )
-    return Models(target, draft)
-
-
-def _check_greedy(out: Path, workload: Workload, models: Models) -> GreedyCheck:
-    from impl.engine.reference import Reference
-
-    return check_greedy(read_run(out).requests, workload.prompt_ids(), Reference(models.target()))
-
-
-def _manifest(
-    config: RunConfig,
-    machine: Mapping[str, Any],
-    pair: ResolvedPair,
-    models: Models,
-    prompt_sets: Mapping[str, PromptSet],
-    workload: Workload,
-) -> dict[str, Any]:
-    """What is known before anything is measured (docs/run-directory.md)."""
-    return {
-        "command": list(sys.argv),
-        "config": config.model_dump(mode="json"),
-        "fingerprint": machine,
-        "git": git_state(Path(__file__).parents[1])._asdict(),
-        "packages": package_versions(),
-        "pair": {
-            "name": pair.name,
-            "engine": config.engine,
-            "target": _model_entry(pair.target, models.target_spec),
-            "draft": None if pair.draft is None else _model_entry(pair.draft, models.draft_spec),
-            "draft_vocab": pair.draft_vocab,
-            "draft_quantization": pair.draft_quantization,
-        },
-        "datasets": {name: _dataset_entry(prompts) for name, prompts in prompt_sets.items()},
-        "seeds": {"run": config.seed},
-        "plan": [item.id for item in workload.plan],
-        "stop_token_ids": sorted(workload.eos_token_ids),
-    }
-
-
-def _model_entry(model: ResolvedModel, spec: ModelSpec) -> dict[str, Any]:
-    operators, why_not_kernels = spec.execution()
-    return {
-        "source": model.source,
-        "sha256": model.sha256,
-        "dtype": model.dtype,
-        "parameters": model.parameters,
-        "weight_bytes": model.weight_bytes,
-        "operators": operators,
-        "why_not_kernels": why_not_kernels,
-    }
-
-
-def _dataset_entry(prompts: PromptSet) -> dict[str, Any]:
-    return {
-        "sha256": prompts.sha256,
-        "source": prompts.source,
-        "pinned": prompts.pinned,
-        "prompts": len(prompts.prompts),
-        "licence": prompts.licence,
-    }
+def _sums(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """SHA-256 of the target's weights and of each dataset."""
+    datasets = {name: found["sha256"] for name, found in manifest["datasets"].items()}
+    return {"target": manifest["pair"]["target"]["sha256"], **datasets}

@@ -9,13 +9,14 @@ Knows how rows are kept, not what they mean.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from harness.errors import StoreError
 from harness.records import ItemResult, SkippedRequest
+from harness.schemas import requests_schema, rounds_schema
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,6 +35,7 @@ Status = Literal["running", "finished", "failed", "interrupted"]
 
 _MANIFEST = "manifest.json"
 _PARTS = "parts"
+_PARTIAL = ".partial-"  # names of what is being written
 _PART_DEPTH = 6  # an item id is METHOD/DATASET/t/b/r/k, and so is the path of its part
 _REQUESTS = "requests.parquet"
 _ROUNDS = "rounds.parquet"
@@ -74,9 +77,8 @@ class RunStore:
             StoreError: the directory holds something, or cannot be written.
         """
         with _naming(directory):
-            if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-                raise StoreError(f"{directory}: is not an empty directory; choose another --out")
-            (directory / _PARTS).mkdir(parents=True, exist_ok=True)
+            refuse_used(directory)
+            directory.mkdir(parents=True, exist_ok=True)
         store = cls(directory, {})
         lists: dict[str, list[Any]] = {"failures": [], "skipped_requests": [], "finished_items": []}
         state = {"schema": SCHEMA, "status": "running", "created": _now(), "ended": None}
@@ -85,16 +87,38 @@ class RunStore:
 
     @classmethod
     def open(cls, directory: Path) -> Self:
-        """Continues a run directory; what a killed run had only half written is removed.
+        """Continues a run directory.
 
         Raises:
             StoreError: no run directory, or one that cannot be read.
         """
-        store = cls(directory, read_manifest(directory))
-        with _naming(directory):
-            for half_written in directory.rglob(".partial-*"):
-                _remove(half_written)
-        return store
+        return cls(directory, read_manifest(directory))
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """No other process writes the run meanwhile; a process that is killed leaves no lock.
+
+        What a killed process had only half written is removed first.
+
+        Raises:
+            StoreError: another process has it.
+        """
+        with _naming(self.directory):
+            descriptor = os.open(self.directory, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(descriptor)
+            raise StoreError(f"{self.directory}: another process is writing this run") from error
+        except OSError:  # a file system without locks
+            pass
+        try:
+            with _naming(self.directory):
+                for half_written in self.directory.rglob(f"{_PARTIAL}*"):
+                    _remove(half_written)
+            yield
+        finally:
+            os.close(descriptor)
 
     def update(self, **fields: Any) -> None:
         """Replaces fields of the manifest and writes it. Infinite and NaN become null."""
@@ -105,18 +129,8 @@ class RunStore:
 
     def append_item(self, result: ItemResult) -> None:
         """Stores a finished item: all of it or, when this is killed, nothing."""
-        self._record_skipped(result.skipped)
-        part = self.directory / _PARTS / result.item.id
-        with _naming(self.directory):
-            part.parent.mkdir(parents=True, exist_ok=True)
-            temporary = Path(tempfile.mkdtemp(prefix=".partial-", dir=self.directory / _PARTS))
-            _write_rows(result.requests, _requests_schema(), temporary / _REQUESTS)
-            _write_rows(result.rounds, _rounds_schema(), temporary / _ROUNDS)
-            _sync(temporary)
-            if part.exists():  # a part that could not be read, measured again
-                shutil.rmtree(part)
-            temporary.rename(part)
-            _sync(part.parent)
+        self.record_skipped(result.skipped)
+        write_part(self.directory, result)
 
     def finalise(self, status: Status) -> None:
         """Merges the parts into the tables, writes the status and the end, removes the parts.
@@ -135,12 +149,44 @@ class RunStore:
                 if folder.exists():
                     shutil.rmtree(folder)
 
-    def _record_skipped(self, skipped: tuple[SkippedRequest, ...]) -> None:
+    def record_skipped(self, skipped: tuple[SkippedRequest, ...]) -> None:
         """Adds to `skipped_requests`; every method refuses the same ones, each is listed once."""
         known = self.manifest["skipped_requests"]
         new = [row for row in map(asdict, skipped) if row not in known]
         if new:
             self.update(skipped_requests=[*known, *new])
+
+
+def refuse_used(directory: Path) -> None:
+    """Raises `StoreError` unless the directory is absent or empty.
+
+    What a run left that was killed before it had a manifest does not count.
+    """
+    with _naming(directory):
+        if not directory.exists():
+            return
+        if not directory.is_dir() or any(
+            not path.name.startswith(_PARTIAL) for path in directory.iterdir()
+        ):
+            raise StoreError(f"{directory}: is not an empty directory; choose another --out")
+
+
+def write_part(directory: Path, result: ItemResult) -> None:
+    """Stores an item's rows in a run directory: all of them or, when this is killed, nothing."""
+    parts = directory / _PARTS
+    part = parts / result.item.id
+    with _naming(directory), ExitStack() as undo:
+        part.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=_PARTIAL, dir=parts))
+        undo.callback(shutil.rmtree, temporary, ignore_errors=True)  # a full disk needs the room
+        _write_rows(result.requests, requests_schema(), temporary / _REQUESTS)
+        _write_rows(result.rounds, rounds_schema(), temporary / _ROUNDS)
+        _sync(temporary)
+        if part.exists():  # a part that could not be read, measured again
+            shutil.rmtree(part)
+        temporary.rename(part)
+        undo.pop_all()
+        _sync(part.parent)
 
 
 def read_run(directory: Path) -> RunData:
@@ -205,14 +251,14 @@ class _Tables:
 
         merged = set(manifest["finished_items"])
         items, problems = set(merged), []
-        requests = [_read_merged(directory / _REQUESTS, _requests_schema(), merged)]
-        rounds = [_read_merged(directory / _ROUNDS, _rounds_schema(), merged)]
+        requests = [_read_merged(directory / _REQUESTS, requests_schema(), merged)]
+        rounds = [_read_merged(directory / _ROUNDS, rounds_schema(), merged)]
         for item in sorted(_part_items(directory) - merged):
             part = directory / _PARTS / item
             try:
                 tables = (
-                    _read(part / _REQUESTS, _requests_schema()),
-                    _read(part / _ROUNDS, _rounds_schema()),
+                    _read(part / _REQUESTS, requests_schema()),
+                    _read(part / _ROUNDS, rounds_schema()),
                 )
             except StoreError as error:
                 problems.append(str(error))
@@ -269,10 +315,14 @@ def _write(table: pa.Table, path: Path) -> None:
 @contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
     """A temporary path whose contents take the place of `path`, whole, when the block ends."""
-    temporary = path.with_name(f".partial-{path.name}")
-    yield temporary
-    _sync(temporary)
-    temporary.replace(path)
+    temporary = path.with_name(f"{_PARTIAL}{path.name}")
+    try:
+        yield temporary
+        _sync(temporary)
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)  # a full disk needs the room
+        raise
     _sync(path.parent)
 
 
@@ -313,59 +363,3 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(below) for below in value]
     return value
-
-
-def _requests_schema() -> pa.Schema:
-    import pyarrow as pa
-
-    return pa.schema(
-        {
-            "item": pa.string(),
-            "method": pa.string(),
-            "dataset": pa.string(),
-            "category": pa.string(),
-            "control": pa.bool_(),
-            "temperature": pa.float64(),
-            "batch_size": pa.int64(),
-            "repeat": pa.int64(),
-            "block": pa.int64(),
-            "request_id": pa.string(),
-            "prompt_index": pa.int64(),
-            "prompt_tokens": pa.int64(),
-            "output_tokens": pa.int64(),
-            "output_ids": pa.list_(pa.int32()),
-            "finish": pa.string(),
-            "prefill_ns": pa.int64(),
-            "ttft_ns": pa.int64(),
-            "decode_ns": pa.int64(),
-            "tpot_ns": pa.float64(),
-        }
-    )
-
-
-def _rounds_schema() -> pa.Schema:
-    import pyarrow as pa
-
-    span = pa.struct({"kind": pa.string(), "start_ns": pa.int64(), "end_ns": pa.int64()})
-    return pa.schema(
-        {
-            "item": pa.string(),
-            "request_id": pa.string(),
-            "step": pa.int64(),
-            "round": pa.int64(),
-            "start_ns": pa.int64(),
-            "end_ns": pa.int64(),
-            "live": pa.int64(),
-            "emitted": pa.int64(),
-            "drafted": pa.int64(),
-            "accepted": pa.int64(),
-            "cache": pa.string(),
-            "backup": pa.string(),
-            "guesses": pa.float64(),
-            "draft_ns": pa.int64(),
-            "verify_ns": pa.int64(),
-            "wait_ns": pa.int64(),
-            "speculate_ns": pa.int64(),
-            "spans": pa.list_(span),
-        }
-    )

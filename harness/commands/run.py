@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from harness.errors import UsageError
+
 if TYPE_CHECKING:
     from harness.config import RunConfig
 
@@ -26,6 +28,7 @@ def comma_list(value: str) -> tuple[str, ...]:
 
 PATH = click.Path(path_type=Path)
 CORES = ("target_cores", "draft_cores")
+PLACES = ("data_dir", "cache_dir")  # where inputs are read from, of no weight for a run's identity
 
 
 RUN_OPTIONS = (
@@ -102,14 +105,35 @@ def run_config(config: Path | None, settings: tuple[str, ...], given: dict[str, 
     "--verify/--no-verify", default=None, help="Certify that no method changes the distribution."
 )
 @click.option("--out", type=PATH, help="Run directory; runs/TIME by default.")
-def run(config: Path | None, settings: tuple[str, ...], out: Path | None, **given: Any) -> int:
+@click.option(
+    "--resume",
+    type=PATH,
+    metavar="DIR",
+    help="Continue the run in DIR, with its own options; options given beside it must agree.",
+)
+def run(
+    config: Path | None,
+    settings: tuple[str, ...],
+    out: Path | None,
+    resume: Path | None,
+    **given: Any,
+) -> int:
     """Measure methods on prompts and store the run."""
+    from harness import runner
     from harness.commands.show import print_run
     from harness.progress import progress
-    from harness.runner import run as measure
 
-    resolved = run_config(config, settings, given)
-    summary = measure(resolved, out or default_out(), progress(sys.stderr))
+    bar = progress(sys.stderr)
+    if resume is None:
+        summary = runner.run(run_config(config, settings, given), out or default_out(), bar)
+    elif out is not None:
+        raise UsageError("--out: has no place beside --resume; drop one of them")
+    else:
+        places = {name: given[name] for name in PLACES}
+        options = {name: value for name, value in given.items() if name not in PLACES}
+        named = config or settings or any(value is not None for value in options.values())
+        chosen = run_config(config, settings, given) if named else None
+        summary = runner.resume(resume, bar, config=chosen, places=places)
     print_run(summary.directory)
     for failure in summary.failures:
         click.echo(f"failed: {failure.item}: {failure.error}: {failure.message}", err=True)

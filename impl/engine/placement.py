@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -31,3 +32,17 @@ def apply(cores: Sequence[int]) -> None:
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cores)
     torch.set_num_threads(len(cores))
+
+
+@contextmanager
+def applied(cores: Sequence[int]) -> Iterator[None]:
+    """`apply` for the length of a block; cores and threads are as before behind it."""
+    before = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
+    threads = torch.get_num_threads()
+    apply(cores)
+    try:
+        yield
+    finally:
+        if before:
+            os.sched_setaffinity(0, before)
+        torch.set_num_threads(threads)

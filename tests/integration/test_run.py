@@ -160,7 +160,7 @@ class Endless(Counting):
 
 def entry_points_of(*decoders: type[Decoder]) -> EntryPoints:
     group = registry.GROUP
-    return EntryPoints(EntryPoint(d.name, f"{__name__}:{d.__name__}", group) for d in decoders)
+    return EntryPoints(EntryPoint(d.name, f"{d.__module__}:{d.__name__}", group) for d in decoders)
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from harness.config import load
-from harness.runner import resolve_methods
+from harness.preparation import resolve_methods
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 

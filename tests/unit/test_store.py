@@ -142,9 +142,11 @@ def test_killed_while_an_item_is_written(running, monkeypatch):
     assert outputs(running.directory) == BOTH
     assert finished_items(running.directory) == set(ITEMS)
     resumed = RunStore.open(running.directory)
-    assert not list(running.directory.rglob(".partial-*"))
-    resumed.append_item(item(2))
-    resumed.finalise("finished")
+    (running.directory / ".partial-manifest.json").write_text("{")
+    with resumed.locked():
+        assert not list(running.directory.rglob(".partial-*"))
+        resumed.append_item(item(2))
+        resumed.finalise("finished")
     assert outputs(running.directory) == BOTH | {"ar/mini/t0/b1/r0/k2": [2, 9]}
 
 
