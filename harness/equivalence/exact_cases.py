@@ -87,6 +87,12 @@ class SmallDrafter:
     draw: Draw | None = None
     stop_below: float = 0.0
 
+    def head_ids(self) -> Tensor | None:
+        """Target ids of its columns, int64 [Vd]; None when they are the same."""
+        import torch
+
+        return None if self.ids is None else torch.tensor(self.ids)
+
 
 @dataclass(frozen=True, slots=True)
 class Case:

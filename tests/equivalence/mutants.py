@@ -1,4 +1,4 @@
-"""Decoders broken on purpose: one small change each to the real SD or SSD, as it has been shipped.
+"""Decoders broken on purpose: one small change each to a real SD, tree or SSD, as it is shipped.
 
 A mutant replaces a function or a method of the real decoder for as long as it decodes; there is no
 copy of any loop here. The certificate must reject every one (tests/equivalence/test_mutants.py).
@@ -16,8 +16,10 @@ from tiny_runs import Setting, decode
 
 from harness.decoder import CacheOutcome, SamplingParams
 from harness.store import RunData
-from impl.engine import drafter, sampling, verifier
+from impl.engine import drafter, sampling, tree_drafter, verifier
+from impl.engine.candidate_tree import CandidateTree, Siblings
 from impl.engine.drafter import _Proposal
+from impl.engine.kv_cache import KVCache
 from impl.engine.randomness import RandomStream, Role
 from impl.engine.sampling import Draft, Verification, probabilities
 from impl.engine.sequence import Sequence
@@ -32,6 +34,7 @@ SSD = Setting("ssd", options=(("lookahead", 3), ("budget", 4)))
 SAGUARO = replace(SSD, options=(*SSD.options, ("saguaro_c", 0.2)))
 STOP_BELOW = 0.4
 STOPPED = replace(SD, options=(("stop_below", STOP_BELOW),))
+TREE = Setting("tree", options=(("nodes", 6), ("depth", 3), ("branching", 3)))
 COOL = replace(SD, temperature=0.7)
 REFILLED = replace(SSD, repeats=4, max_new_tokens=5)  # a slot changes hands every few rounds
 
@@ -217,6 +220,50 @@ def leave_out_unlikely(self, ids, honest=_Proposal.as_draft):
     return replace(draft, tokens=draft.tokens[:kept], probs=draft.probs[:kept])
 
 
+# --- trees of candidates -------------------------------------------------------------------------
+
+try_children, draw_children = sampling._try_children, tree_drafter.draw_children
+NOBODY = -2  # is no node's parent, nor the root
+
+
+def judge_siblings_apart(p, draft, node, uniforms):
+    """Every sibling is judged by p as it was before any was rejected."""
+    trial = try_children(p, replace(draft, parents=()), node, uniforms)
+    for child in draft.children(node):
+        parents = tuple(
+            parent if index == child or parent != node else NOBODY
+            for index, parent in enumerate(draft.parents)
+        )
+        trial = try_children(p, replace(draft, parents=parents), node, uniforms)
+        if trial.accepted is not None:
+            break
+    return trial
+
+
+def q_with_rejected(q, ids, token):
+    """The next sibling's q as if siblings were drawn with replacement."""
+    return q
+
+
+def draw_with_replacement(logits, params, count, uniforms, head_ids):
+    if uniforms is None:
+        return draw_children(logits, params, count, uniforms, head_ids)
+    parts = [draw_children(logits, params, 1, uniforms[:, [j]], head_ids) for j in range(count)]
+    rows = zip(*(part.siblings for part in parts), strict=True)
+    merged = [Siblings(*([v for s in row for v in s[i]] for i in range(3))) for row in rows]
+    return tree_drafter.DrawnChildren(merged, parts[0].q)
+
+
+def rank_by_drawn_token(self, parent, siblings, honest=CandidateTree._add):
+    """A node is kept or cut by the probability of the very token that was drawn for it."""
+    honest(self, parent, siblings._replace(best=siblings.likelihoods))
+
+
+def gather_first_cells(self, slot, cells):
+    """The first cells behind the trunk are settled, whichever path was accepted."""
+    self.truncate(slot, self.lengths[slot] + len(cells))
+
+
 # --- random numbers ------------------------------------------------------------------------------
 
 
@@ -360,6 +407,23 @@ MUTANTS = (
         setting=SSD,
         size=SMALL,
     ),
+    mutant(
+        "siblings judged apart",
+        (sampling, "_try_children", judge_siblings_apart),
+        setting=TREE,
+    ),
+    mutant("q keeps the rejected siblings", (sampling, "without", q_with_rejected), setting=TREE),
+    mutant(
+        "siblings drawn with replacement",
+        (tree_drafter, "draw_children", draw_with_replacement),
+        setting=TREE,
+    ),
+    mutant(
+        "tree cut by the drawn token's own probability",
+        (CandidateTree, "_add", rank_by_drawn_token),
+        setting=TREE,
+    ),
+    mutant("KV of the wrong path of a tree", (KVCache, "gather", gather_first_cells), setting=TREE),
     mutant("EOS swallowed", (Sequence, "append", end_swallowed)),
     mutant("EOS overlooked in the middle of a round", (Sequence, "append", end_overlooked)),
 )

@@ -111,9 +111,8 @@ def references() -> References:
 @contextmanager
 def open_decoder(setting: Setting) -> Iterator[Decoder]:
     """The method's real decoder; SSD's worker runs in this process."""
-    given = dict(setting.options)
-    if setting.method != "ar":
-        given = (PLAIN if setting.method == "ssd" else {"lookahead": 4}) | given
+    defaults = {"sd": {"lookahead": 4}, "ssd": PLAIN}.get(setting.method, {})
+    given = defaults | dict(setting.options)
     options = decoder_options(setting.method, given)
     setup = DecoderSetup(models(setting.trimmed), options, batch_size=BATCH)
     with local_draft(passes=None):
