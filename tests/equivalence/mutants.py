@@ -240,18 +240,11 @@ def judge_siblings_apart(p, draft, node, uniforms):
     return trial
 
 
-def q_with_rejected(q, ids, token):
-    """The next sibling's q as if siblings were drawn with replacement."""
-    return q
-
-
-def draw_with_replacement(logits, params, count, uniforms, head_ids):
-    if uniforms is None:
-        return draw_children(logits, params, count, uniforms, head_ids)
-    parts = [draw_children(logits, params, 1, uniforms[:, [j]], head_ids) for j in range(count)]
-    rows = zip(*(part.siblings for part in parts), strict=True)
-    merged = [Siblings(*([v for s in row for v in s[i]] for i in range(3))) for row in rows]
-    return tree_drafter.DrawnChildren(merged, parts[0].q)
+def try_likeliest_first(logits, params, count, uniforms, head_ids):
+    """Siblings were drawn in one order and are tried in another."""
+    drawn = draw_children(logits, params, count, uniforms, head_ids)
+    rows = [sorted(zip(*row, strict=True), key=lambda s: -s[1]) for row in drawn.siblings]
+    return replace(drawn, siblings=[Siblings(*zip(*row, strict=True)) for row in rows])
 
 
 def rank_by_drawn_token(self, parent, siblings, honest=CandidateTree._add):
@@ -412,10 +405,9 @@ MUTANTS = (
         (sampling, "_try_children", judge_siblings_apart),
         setting=TREE,
     ),
-    mutant("q keeps the rejected siblings", (sampling, "without", q_with_rejected), setting=TREE),
     mutant(
-        "siblings drawn with replacement",
-        (tree_drafter, "draw_children", draw_with_replacement),
+        "siblings tried likeliest first",
+        (tree_drafter, "draw_children", try_likeliest_first),
         setting=TREE,
     ),
     mutant(
