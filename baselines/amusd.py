@@ -19,15 +19,19 @@ behind an accepted one stay; their draws had no part in its acceptance.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from pydantic import Field
 
-from harness.decoder import DecoderSetup, Round
+from harness.decoder import DecoderSetup, Round, TuningGrid
 from impl.engine.asynchronous_decoder import AsynchronousOptions
 from impl.engine.chain_decoder import ChainDecoder
 
 
 class AmusdOptions(AsynchronousOptions):
     """Parameters of AMUSD."""
+
+    tuning_grid: ClassVar[TuningGrid] = {"max_verified": (3, 4, 6, 8, 12)}
 
     max_verified: int = Field(8, ge=1, le=64, description="most tokens the target is fed at once")
     max_ahead: int = Field(

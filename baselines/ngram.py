@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from pydantic import Field, model_validator
 
-from harness.decoder import DecoderOptions, DecoderSetup, Round, Span, SpanKind
+from harness.decoder import DecoderOptions, DecoderSetup, Round, Span, SpanKind, TuningGrid
 from impl.engine.engine_decoder import EngineDecoder, settle
 from impl.engine.ngram import LONGEST, NgramIndex
 from impl.engine.sampling import Draft
@@ -17,6 +17,8 @@ from impl.engine.sequence import Sequence
 
 class NgramOptions(DecoderOptions):
     """Parameters of prompt lookup."""
+
+    tuning_grid: ClassVar[TuningGrid] = {"lookahead": (2, 4, 6, 10), "min_match": (1, 2, 3)}
 
     lookahead: int = Field(6, ge=1, le=64, description="draft tokens a round (K)")
     max_match: int = Field(LONGEST, ge=1, description="longest n-gram looked for, tried first")

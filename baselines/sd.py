@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from typing import ClassVar
 
 from pydantic import Field
 
-from harness.decoder import DecoderOptions, DecoderSetup, Round, Span, SpanKind
+from harness.decoder import DecoderOptions, DecoderSetup, Round, Span, SpanKind, TuningGrid
 from impl.engine.drafter import Drafter
 from impl.engine.engine_decoder import EngineDecoder, settle
 from impl.engine.sequence import Sequence
@@ -14,6 +15,11 @@ from impl.engine.sequence import Sequence
 
 class SpeculativeOptions(DecoderOptions):
     """Parameters of SD."""
+
+    tuning_grid: ClassVar[TuningGrid] = {
+        "lookahead": (1, 2, 3, 4, 5, 6, 8),
+        "stop_below": (0.0, 0.4),
+    }
 
     lookahead: int = Field(4, ge=1, le=64, description="draft tokens a round (K), at most")
     stop_below: float = Field(

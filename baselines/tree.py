@@ -7,11 +7,11 @@ place of EAGLE's head; static ones as in SpecInfer (Miao et al. 2024, arXiv 2305
 from __future__ import annotations
 
 import time
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from harness.decoder import DecoderOptions, DecoderSetup, Round, Span, SpanKind
+from harness.decoder import DecoderOptions, DecoderSetup, Round, Span, SpanKind, TuningGrid
 from impl.engine.candidate_tree import TreePlan
 from impl.engine.engine_decoder import EngineDecoder, settle
 from impl.engine.sequence import Sequence
@@ -24,6 +24,8 @@ Width = Annotated[int, Field(ge=1, le=64)]
 
 class TreeOptions(DecoderOptions):
     """Parameters of tree speculation."""
+
+    tuning_grid: ClassVar[TuningGrid] = {"nodes": (4, 8, 12), "depth": (3, 4, 6)}
 
     nodes: int = Field(
         8, ge=1, le=MOST_NODES, description="draft tokens a round (N), the best kept"

@@ -18,6 +18,7 @@ from harness.commands.pairs import pairs
 from harness.commands.report import report
 from harness.commands.run import run
 from harness.commands.show import show
+from harness.commands.tune import tune
 from harness.commands.verify import verify
 from harness.errors import HarnessError
 from harness.messages import first_line
@@ -56,7 +57,7 @@ def cli(debug: bool) -> None:
     """Benchmarks speculative decoding: every method, the same machine, the same clock."""
 
 
-for command in (run, verify, show, compare, report, methods, pairs, datasets, env):
+for command in (run, tune, verify, show, compare, report, methods, pairs, datasets, env):
     cli.add_command(command)
 
 

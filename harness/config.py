@@ -48,6 +48,8 @@ class RunConfig(BaseModel):
         datasets: prompt sets by name, or JSONL files of the user's own.
         datasets_file: further datasets, in the form of `datasets/registry.yaml`.
         prompts: how many prompts of each dataset; None is all of them.
+        max_rounds: most rounds measured of one output; None is all that it takes. The searches of
+            `harness tune` give every candidate as many.
         split: which prompts of the datasets; "evaluation" leaves those out that `harness tune` may
             tune on, one in five.
         max_new_tokens: most tokens emitted for one prompt, an end-of-sequence token counted.
@@ -59,7 +61,10 @@ class RunConfig(BaseModel):
         max_context: most tokens of prompt and output together; unless given, no more than the
             models have positions for.
         block_size: prompts that a cell decodes before another cell has its turn.
-        placement: cores of the target and of an asynchronous method's draft worker.
+        placement: cores of the target and of an asynchronous method's draft worker, and which of
+            them synchronous methods have.
+        tuned: take each method's parameters from `harness tune` where it has tuned the method for
+            this pair, machine, placement, batch size and kind of decoding; `options` win.
         deterministic: switch off choices that follow the clock (slower, reproducible).
         verify: certify that every method's outputs follow the target's distribution.
         control: measure the baseline a second time (A/A); its speedup interval must hold 1.
@@ -87,6 +92,7 @@ class RunConfig(BaseModel):
     prompts: Count | None = None
     split: Split = "evaluation"
     max_new_tokens: Count = 128
+    max_rounds: Count | None = None
     temperatures: tuple[Temperature, ...] = (0.0,)
     batch_sizes: tuple[Count, ...] = (1,)
     top_k: Annotated[int, Field(ge=0)] = 0
@@ -96,6 +102,7 @@ class RunConfig(BaseModel):
     max_context: Annotated[int, Field(ge=2)] = 2048
     block_size: Count = 4
     placement: Placement = Placement()
+    tuned: bool = True
     deterministic: bool = False
     verify: bool = True
     control: bool = True

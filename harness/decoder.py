@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
@@ -72,6 +72,7 @@ class FinishReason(StrEnum):
     STOP = "stop"
     LENGTH = "length"  # max_new_tokens reached
     CONTEXT = "context"  # the KV cache has no room for another round
+    ROUNDS = "rounds"  # cut by the harness, which was asked for so many rounds and no more
 
 
 class CacheOutcome(StrEnum):
@@ -126,6 +127,9 @@ class Round:
     guesses: int | None = None
 
 
+Convention = Literal["equal-target", "pooled"]
+
+
 @dataclass(frozen=True, slots=True)
 class Placement:
     """Which devices each model owns. On a CPU a device is a set of cores, one thread each.
@@ -134,15 +138,30 @@ class Placement:
         target_cores: cores of the target; the process that calls `step` runs on these.
         draft_cores: cores of the draft worker of asynchronous methods. Synchronous methods draft
             on the target's cores.
+        convention: what synchronous methods have. "equal-target": the target's cores, so that the
+            target is the same for all. "pooled": the draft's cores too, for target and draft
+            alike, so that all methods have the same machine.
     """
 
     target_cores: tuple[int, ...] = (0,)
     draft_cores: tuple[int, ...] = (1,)
+    convention: Convention = "equal-target"
 
     @property
     def shared(self) -> bool:
         """True when the draft worker has no core of its own (flagged in reports)."""
         return bool(set(self.target_cores) & set(self.draft_cores))
+
+    def cores(self, asynchronous: bool) -> tuple[int, ...]:
+        """The cores of the process that calls `step`, one thread each."""
+        if asynchronous or self.convention == "equal-target":
+            return self.target_cores
+        return tuple(dict.fromkeys((*self.target_cores, *self.draft_cores)))
+
+    def devices(self, asynchronous: bool) -> int:
+        """How many devices a method owns: what its per-device figures are divided by."""
+        both = asynchronous or self.convention == "pooled"
+        return 2 if both and not self.shared else 1
 
 
 class ModelProvider(Protocol):
@@ -163,10 +182,21 @@ class ModelProvider(Protocol):
         """The draft's weights in Hugging Face layout, or None when the pair has no draft."""
 
 
+TuningGrid = Mapping[str, Sequence[Any]]
+
+
 class DecoderOptions(BaseModel):
-    """Base of each method's own parameters (`--set METHOD.KEY=VALUE`); unknown keys are errors."""
+    """Base of each method's own parameters (`--set METHOD.KEY=VALUE`); unknown keys are errors.
+
+    Class attributes:
+        tuning_grid: option -> the values of it that `harness tune` tries. Candidates are all
+            combinations, and the defaults. Empty for a method without anything to tune; options
+            that do not decide its speed do not belong here.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    tuning_grid: ClassVar[TuningGrid] = {}
 
 
 @dataclass(frozen=True, slots=True)

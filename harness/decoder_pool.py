@@ -5,33 +5,57 @@ They stay open together because cells take turns; models are shared through one 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from harness.config import RunConfig
-from harness.decoder import Decoder, DecoderOptions, DecoderSetup, ModelProvider
+from harness.decoder import Decoder, DecoderOptions, DecoderSetup, ModelProvider, TuningGrid
 from harness.measure import warm_up
 from harness.plan import Cell
+from harness.tuning.choices import Setting
 from harness.workload import Workload
+
+
+class TunedOptions(NamedTuple):
+    """A method's parameters, and the names of those that come from tuning."""
+
+    options: DecoderOptions
+    names: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A decoding method with its validated parameters."""
+    """A decoding method with its validated parameters.
+
+    Attributes:
+        decoder: the class.
+        options: its parameters where nothing was tuned.
+        given: names of those that the run gives itself.
+        tuned: the parameters of the settings that were tuned.
+    """
 
     decoder: type[Decoder]
     options: DecoderOptions
+    given: frozenset[str] = frozenset()
+    tuned: Mapping[Setting, TunedOptions] = field(default_factory=dict)
+
+    @property
+    def grid(self) -> TuningGrid:
+        """What `harness tune` searches; empty where there is nothing to tune."""
+        return self.decoder.Options.tuning_grid
+
+    def options_for(self, cell: Cell) -> DecoderOptions:
+        """The parameters that the method has in a cell."""
+        found = self.tuned.get(Setting.of(cell))
+        return self.options if found is None else found.options
 
 
 class _Key(NamedTuple):
     method: str
     batch_size: int
-
-
-def _key(cell: Cell) -> _Key:
-    return _Key(cell.method, cell.batch_size)
+    options: str  # as JSON
 
 
 class DecoderPool:
@@ -43,18 +67,34 @@ class DecoderPool:
         models: ModelProvider,
         workload: Workload,
         config: RunConfig,
+        place: Callable[[Sequence[int]], None],
     ) -> None:
+        """Opens nothing yet.
+
+        Args:
+            methods: by name.
+            models: shared by all decoders.
+            workload: what to warm up on.
+            config: the run.
+            place: moves this process to some cores, with a thread for each.
+        """
         self._methods = methods
         self._models = models
         self._workload = workload
         self._config = config
+        self._place = place
+        self._cores: tuple[int, ...] | None = None  # where this process is
         self._decoders: dict[_Key, Decoder] = {}
         self._refused: dict[_Key, Exception] = {}  # could not be created; not tried again
         self._warm: set[tuple[_Key, float]] = set()
 
     def get(self, cell: Cell) -> Decoder:
-        """The cell's decoder, warm at the cell's temperature. Raises whatever the method raises."""
-        key = _key(cell)
+        """The cell's decoder, warm at the cell's temperature, this process on the method's cores.
+
+        Raises whatever the method raises.
+        """
+        key = self._key(cell)
+        self._move(self._methods[cell.method].decoder)
         if key not in self._decoders:
             self._decoders[key] = self._create(cell)
         if (key, cell.temperature) not in self._warm:
@@ -66,17 +106,18 @@ class DecoderPool:
     def describe(self, cell: Cell) -> dict[str, Any]:
         """What the manifest keeps about a cell's decoder (docs/run-directory.md, `decoders`)."""
         method = self._methods[cell.method]
-        alone = method.decoder.asynchronous and not self._config.placement.shared
+        found = method.tuned.get(Setting.of(cell))
         return {
-            "options": method.options.model_dump(mode="json"),
-            "tuned": bool(self._config.options.get(cell.method)),
-            "devices": 2 if alone else 1,
-            "diagnostics": dict(self._decoders[_key(cell)].diagnostics()),
+            "options": method.options_for(cell).model_dump(mode="json"),
+            "tuned": bool(found or method.given) if method.grid else None,
+            "tuned_options": list(found.names) if found else [],
+            "devices": self._config.placement.devices(method.decoder.asynchronous),
+            "diagnostics": dict(self._decoders[self._key(cell)].diagnostics()),
         }
 
     def discard(self, cell: Cell) -> None:
         """Closes the decoder of a cell that has failed; other cells of the method get a new one."""
-        key = _key(cell)
+        key = self._key(cell)
         self._warm = {warm for warm in self._warm if warm[0] != key}
         decoder = self._decoders.pop(key, None)
         if decoder is not None:
@@ -90,13 +131,23 @@ class DecoderPool:
                 stack.callback(decoder.close)
             self._decoders = {}
 
+    def _key(self, cell: Cell) -> _Key:
+        options = self._methods[cell.method].options_for(cell)
+        return _Key(cell.method, cell.batch_size, options.model_dump_json())
+
+    def _move(self, decoder: type[Decoder]) -> None:
+        cores = self._config.placement.cores(decoder.asynchronous)
+        if cores != self._cores:
+            self._place(cores)
+            self._cores = cores
+
     def _create(self, cell: Cell) -> Decoder:
-        key, method = _key(cell), self._methods[cell.method]
+        key, method = self._key(cell), self._methods[cell.method]
         if key in self._refused:
             raise self._refused[key]
         setup = DecoderSetup(
             models=self._models,
-            options=method.options,
+            options=method.options_for(cell),
             placement=self._config.placement,
             batch_size=cell.batch_size,
             max_context=self._config.max_context,

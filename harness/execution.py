@@ -93,7 +93,8 @@ class Execution:
         requests, categories = self._workload.requests(item), self._workload.categories(item)
         try:
             decoder = self._pool.get(item.cell)
-            result = run_item(decoder, item, requests, categories)
+            limit = self._workload.config.max_rounds
+            result = run_item(decoder, item, requests, categories, max_rounds=limit)
             self._decoders[item.cell.id] = self._pool.describe(item.cell)
         except Exception as error:  # noqa: BLE001 - a failing method must not end the others
             self._fail(item, error)

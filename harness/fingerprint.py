@@ -53,6 +53,7 @@ def fingerprint(placement: Placement) -> dict[str, Any]:
             "target_cores": list(placement.target_cores),
             "draft_cores": list(placement.draft_cores),
             "shared": placement.shared,
+            "convention": placement.convention,
         },
         "environment": _environment(os.environ),
         "load_average": round(psutil.getloadavg()[0], 2),

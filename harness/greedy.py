@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 TokenIds = Sequence[int]
 
+_CUT = {FinishReason.CONTEXT, FinishReason.ROUNDS}
+
 CALIBRATION_OUTPUTS = 4  # one pass per token each: seconds, however many outputs diverge
 
 
@@ -126,8 +128,8 @@ def _classify(pair: _Pair, prompt: TokenIds, reference: Reference, threshold: fl
 def _pairs(requests: pd.DataFrame) -> Iterator[_Pair]:
     """Each greedy output beside the autoregressive one of its request and batch size.
 
-    An output that the context's end cut short is compared up to there: a method that needs room
-    for a whole round stops earlier than one that needs room for a token.
+    An output that the context's end or a limit of rounds cut short is compared up to there: a
+    method that needs room for a whole round stops earlier than one that needs room for a token.
     """
     greedy = requests[requests["temperature"] == 0]
     is_baseline = (greedy["method"] == BASELINE) & ~greedy["control"]
@@ -135,7 +137,7 @@ def _pairs(requests: pd.DataFrame) -> Iterator[_Pair]:
     both = greedy[~is_baseline].merge(greedy[is_baseline], on=key, suffixes=("", "_baseline"))
     for row in both.to_dict("records"):
         output, expected = tuple(row["output_ids"]), tuple(row["output_ids_baseline"])
-        if FinishReason.CONTEXT in (row["finish"], row["finish_baseline"]):
+        if _CUT & {row["finish"], row["finish_baseline"]}:
             shorter = min(len(output), len(expected))
             output, expected = output[:shorter], expected[:shorter]
         yield _Pair(row["item"], row["request_id"], output, expected)

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import gc
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from typing import NamedTuple
 
-from harness.decoder import Decoder, Request, Round, SpanKind
+from harness.decoder import Decoder, FinishReason, Request, Round, SpanKind
 from harness.errors import HarnessError, RequestError
 from harness.plan import WorkItem
 from harness.records import ItemResult, RequestRow, RoundRow, SkippedRequest, SpanRow
@@ -62,6 +62,7 @@ def run_item(
     requests: Sequence[Request],
     categories: Sequence[str] = (),
     clock: Clock = time.perf_counter_ns,
+    max_rounds: int | None = None,
 ) -> ItemResult:
     """Decodes the requests of a work item, refilling slots as sequences finish.
 
@@ -71,12 +72,13 @@ def run_item(
         requests: what to decode; the first `batch_size` start together.
         categories: of each request; empty where the dataset has none.
         clock: nanoseconds, monotonic.
+        max_rounds: rounds after which a sequence is cut; None lets each finish.
 
     Raises:
         ContractError: the decoder returned something that its contract rules out.
         DraftProcessError: the draft worker died.
     """
-    decoding = _Decoding(decoder, requests, item.cell.batch_size, clock)
+    decoding = _Decoding(decoder, requests, item.cell.batch_size, clock, max_rounds)
     with _garbage_collector_off():
         decoding.start()
         while decoding.live:
@@ -156,7 +158,12 @@ class _Decoding:
     """
 
     def __init__(
-        self, decoder: Decoder, requests: Sequence[Request], batch_size: int, clock: Clock
+        self,
+        decoder: Decoder,
+        requests: Sequence[Request],
+        batch_size: int,
+        clock: Clock,
+        max_rounds: int | None = None,
     ) -> None:
         self.live: dict[str, int] = {}
         self.prefills: dict[str, _Interval] = {}
@@ -166,6 +173,8 @@ class _Decoding:
         self._waiting = deque(requests)
         self._batch_size = batch_size
         self._clock = clock
+        self._max_rounds = max_rounds
+        self._rounds: Counter[str] = Counter()
 
     def start(self) -> None:
         """Prefills the first requests together; one refused makes room for the next in line."""
@@ -183,14 +192,15 @@ class _Decoding:
                 self._prefilled(self._waiting.popleft(), prefill)
 
     def step(self) -> None:
-        """One timed step; finished sequences give their slots back."""
+        """One timed step; finished or cut sequences give their slots back."""
         begin = self._clock()
         rounds = self._decoder.step()
         self.steps.append(_Step(_Interval(begin, self._clock()), rounds))
         _check_rounds(self._decoder.name, rounds, self.live)
         for done in rounds:
             self.live[done.request_id] -= len(done.tokens)
-            if done.finish is not None:
+            self._rounds[done.request_id] += 1
+            if done.finish is not None or self._rounds[done.request_id] == self._max_rounds:
                 self._decoder.release(done.request_id)
                 del self.live[done.request_id]
 
@@ -313,7 +323,7 @@ def _request_row(
         prompt_tokens=len(request.prompt_ids),
         output_tokens=len(output_ids),
         output_ids=output_ids,
-        finish=str(turns[-1].round.finish),
+        finish=str(turns[-1].round.finish or FinishReason.ROUNDS),
         prefill_ns=prefill.duration_ns,
         ttft_ns=turns[0].step.time.end_ns - prefill.start_ns,
         decode_ns=sum(durations),

@@ -46,6 +46,7 @@ class Prepared:
         config: the run; its context fits the models.
         pair: the models, on this machine.
         prompts: dataset -> its prompts in the order in which they are run.
+        prompt_hashes: `Prompt.sha256` of each of them.
         eos_token_ids: ids that end a generation.
         record: what the manifest says of it (docs/run-directory.md).
     """
@@ -53,6 +54,7 @@ class Prepared:
     config: RunConfig
     pair: ResolvedPair
     prompts: dict[str, tuple[EncodedPrompt, ...]]
+    prompt_hashes: frozenset[str]
     eos_token_ids: frozenset[int]
     record: dict[str, Any]
 
@@ -75,7 +77,11 @@ def resolve_methods(config: RunConfig) -> dict[str, Method]:
     for name in config.options:
         registered_name(name)  # also those that this run does not use
     return {
-        name: Method(decoder_class(name), decoder_options(name, config.options.get(name, {})))
+        name: Method(
+            decoder_class(name),
+            decoder_options(name, given := config.options.get(name, {})),
+            frozenset(given),
+        )
         for name in config.methods
     }
 
@@ -93,7 +99,8 @@ def check_methods(config: RunConfig) -> None:
             "choose another pair or give --draft"
         )
     placement.check("target_cores", config.placement.target_cores)
-    if any(method.decoder.asynchronous for method in methods.values()):
+    pooled = config.placement.convention == "pooled"
+    if pooled or any(method.decoder.asynchronous for method in methods.values()):
         placement.check("draft_cores", config.placement.draft_cores)
 
 
@@ -117,7 +124,8 @@ def prepare(config: RunConfig, progress: Progress) -> Prepared:
     eos = loader.eos_token_ids(resolved.target.folder)
     workload = make_workload(config, prompts, eos)
     record = _record(config, resolved, prompt_sets, workload)
-    return Prepared(config, resolved, prompts, eos, record)
+    hashes = frozenset(p.sha256 for found in prompt_sets.values() for p in found.prompts)
+    return Prepared(config, resolved, prompts, hashes, eos, record)
 
 
 def identity(config: RunConfig) -> dict[str, Any]:

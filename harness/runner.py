@@ -22,6 +22,7 @@ from harness.preparation import Prepared, check_methods, identity, prepare, reso
 from harness.progress import Progress
 from harness.resume import refuse_changes, stored_config
 from harness.store import RunStore, Status, finished_items, read_manifest, read_run, refuse_used
+from harness.tuning.usage import stored_choices, tuned_methods, with_choices
 from harness.verification import (
     Verification,
     certify_outputs,
@@ -85,7 +86,11 @@ def run(config: RunConfig, out: Path, progress: Progress) -> RunSummary:
     refuse_used(out)  # before anything is loaded
 
     def create(prepared: Prepared) -> RunStore:
-        return RunStore.create(out, {**identity(prepared.config), **prepared.record})
+        manifest = {**identity(prepared.config), **prepared.record}
+        tuned = tuned_methods(prepared, manifest)
+        for line in tuned.unused:
+            progress.note(f"not tuned: {line}")
+        return RunStore.create(out, {**manifest, "tuning": tuned.to_json()})
 
     return _run(config, create, progress)
 
@@ -187,12 +192,14 @@ def _measure(prepared: Prepared, store: RunStore, progress: Progress) -> RunSumm
     store.update(status="running", ended=None, failures=[])
     with placement.applied(config.placement.target_cores):
         models = prepared.models()
-        pool = DecoderPool(resolve_methods(config), models, workload, config)
+        methods = with_choices(resolve_methods(config), stored_choices(store.manifest))
+        pool = DecoderPool(methods, models, workload, config, placement.apply)
         execution = Execution(workload, pool, store, progress)
         status = execution.run()
         failures = tuple(execution.failures.values())
         if status == "interrupted":
             return _summary(store, status, failures, None)
+        placement.apply(config.placement.target_cores)
         found = verify_outputs(out, prepared, models, progress)
     store.update(**found.record())
     return _summary(store, status, failures, found)

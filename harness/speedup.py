@@ -7,6 +7,7 @@ speedup is the ratio of the two throughputs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 _REQUEST = ["prompt_index", "request_id"]
 _COSTS = ["share_ns", "tokens", "rounds"]
+_S = 1e9  # nanoseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,16 @@ def speedup(method: CellData, baseline: CellData) -> Speedup:
             their["share_ns"] / their["rounds"] / (our["share_ns"] / our["rounds"])
         ),
     )
+
+
+def throughput(cells: Sequence[CellData]) -> Estimate:
+    """Tokens per second of some cells together, with an interval over their prompts."""
+    import pandas as pd
+
+    if not cells:
+        return Estimate(None, None, None, 0)
+    costs = pd.concat([prompt_costs(data) for data in cells])
+    return statistics.rate(costs["tokens"], costs["share_ns"] / _S)
 
 
 def common_costs(method: CellData, baseline: CellData) -> tuple[pd.DataFrame, pd.DataFrame]:

@@ -93,6 +93,17 @@ def unpaired_speedup(
     )
 
 
+def rate(amounts: ArrayLike, times: ArrayLike) -> Estimate:
+    """Total amount over total time, with the interval of `speedup`.
+
+    Args:
+        amounts: shape (prompts,), what each prompt yielded, positive.
+        times: shape (prompts,), how long each took, positive.
+    """
+    yielded = _TimePerToken.of(amounts, times)
+    return _estimate([yielded.prompts], yielded.over)
+
+
 @dataclass(frozen=True, slots=True)
 class _TimePerToken:
     time: NDArray[np.float64]

@@ -61,12 +61,20 @@ def _cell(
         "batch_size": cell.batch_size,
         "verified": verified(manifest, cell),
         "degraded": degraded,
+        "untuned": _untuned(decoder),
+        "placement": placement_convention(manifest),
         **asdict(cell_metrics(data, devices)),
         "prediction": asdict(prediction) if prediction else None,
         "contention": asdict(slowdown) if slowdown else None,
         "speedup": _speedups(data, baselines),
         "categories": _categories(data, baselines, devices),
     }
+
+
+def placement_convention(manifest: Mapping[str, Any]) -> str:
+    """Which cores synchronous methods had: `equal-target` or `pooled`."""
+    placement = manifest.get("fingerprint", {}).get("placement", {})
+    return str(placement.get("convention", "equal-target"))  # runs from before there was another
 
 
 def _baselines(cell: Cell) -> Iterable[Cell]:
@@ -138,14 +146,19 @@ def _machine_warnings(manifest: Mapping[str, Any]) -> Iterable[str]:
 
 
 def _tuning_warnings(manifest: Mapping[str, Any]) -> Iterable[str]:
-    """Methods with parameters that neither a tuning run nor a person has chosen."""
-    untuned = {
-        cell.partition("/")[0]
-        for cell, decoder in manifest.get("decoders", {}).items()
-        if decoder.get("options") and not decoder.get("tuned")
-    }
+    """Methods with parameters that neither a tuning run nor a person has chosen, and why."""
+    decoders = manifest.get("decoders", {})
+    untuned = {cell.partition("/")[0] for cell in decoders if _untuned(decoders[cell])}
+    unused = manifest.get("tuning", {}).get("unused", ())
     for method in sorted(untuned):
-        yield f"{method} ran with default parameters, not tuned for this pair and machine"
+        reasons = [line for line in unused if line.partition(" ")[0] == method]
+        told = f": {'; '.join(reasons)}" if reasons else ""
+        yield f"{method} ran with default parameters, not tuned for this pair and machine{told}"
+
+
+def _untuned(decoder: Mapping[str, Any]) -> bool:
+    """Whether a decoder had parameters to tune and ran on its defaults."""
+    return bool(decoder.get("options")) and decoder.get("tuned", False) is False
 
 
 def _prompt_warnings(cells: Sequence[CellData]) -> Iterable[str]:

@@ -11,7 +11,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from harness.errors import StoreError
-from reports import prediction, provenance, tables, verdict
+from harness.summary import placement_convention
+from reports import prediction, provenance, tables, tuning, verdict
 from reports.checks import CheckView, check_views
 from reports.colours import method_styles
 from reports.results import read_results
@@ -40,6 +41,8 @@ class RunView:
     prediction_columns: tuple[tables.Value, ...]
     predictions: tuple[prediction.PredictionRow, ...]
     contention: tuple[str, ...]
+    tuning_columns: tuple[str, ...]
+    tunings: tuple[tuning.TuningTable, ...]
     figures: tuple[FigureSection, ...]
     failures: tuple[Mapping[str, Any], ...]
     skipped: tuple[Mapping[str, Any], ...]
@@ -97,7 +100,8 @@ def _view(key: str, run: RunData) -> RunView:
     pair = provenance.pair_name(manifest)
     styles = method_styles(cell.method for cell in result.cells)
     sound = tuple(cell for cell in result.measured if not cell.degraded)
-    evidence = Evidence(key, sound, run.requests, run.rounds, styles)
+    placement = placement_convention(manifest)
+    evidence = Evidence(key, sound, run.requests, run.rounds, styles, placement)
     return RunView(
         key=key,
         title=pair,
@@ -111,6 +115,8 @@ def _view(key: str, run: RunData) -> RunView:
         prediction_columns=prediction.COLUMNS,
         predictions=tuple(prediction.prediction_rows(sound, styles)),
         contention=tuple(prediction.contention_sentences(sound)),
+        tuning_columns=tuning.COLUMNS,
+        tunings=tuple(tuning.tuning_tables(manifest)),
         figures=tuple(figure_sections(evidence)),
         failures=tuple(manifest.get("failures") or ()),
         skipped=tuple(manifest.get("skipped_requests") or ()),

@@ -10,6 +10,8 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from harness.summary import placement_convention
+
 
 class Source(NamedTuple):
     """Weights or prompts, and the sum that pins them."""
@@ -67,10 +69,11 @@ def date(manifest: Mapping[str, Any]) -> str:
 
 
 def headline(manifest: Mapping[str, Any]) -> tuple[str, ...]:
-    """Machine, date, revision and, unless it finished, the status."""
+    """Machine, placement, date, revision and, unless it finished, the status."""
     status = str(manifest.get("status"))
     ended = () if status == "finished" else (f"status: {status}",)
-    return (machine_name(manifest), date(manifest), revision(manifest), *ended)
+    placement = f"{placement_convention(manifest)} placement"
+    return (machine_name(manifest), placement, date(manifest), revision(manifest), *ended)
 
 
 def command(manifest: Mapping[str, Any]) -> str:
@@ -151,7 +154,9 @@ def _placement(placement: Mapping[str, Any]) -> str:
         ", ".join(map(str, placement.get(f"{role}_cores") or ())) for role in ("target", "draft")
     )
     shared = " (shared)" if placement.get("shared") else ""
-    return f"target on {target or 'none'}, draft process on {draft or 'none'}{shared}"
+    pooled = placement.get("convention") == "pooled"
+    use = "; pooled: synchronous methods have all of these" if pooled else ""
+    return f"target on {target or 'none'}, draft process on {draft or 'none'}{shared}{use}"
 
 
 def _mapping(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:

@@ -28,7 +28,8 @@ class CategoryResult(CellMetrics):
 class CellResult(CellMetrics):
     """The figures of one cell, with what is told beside them.
 
-    `degraded` is the reason why the target went on alone, or None.
+    `degraded` is the reason why the target went on alone, or None; `untuned` says that the method
+    ran on default parameters.
     """
 
     method: str
@@ -37,6 +38,7 @@ class CellResult(CellMetrics):
     temperature: float
     batch_size: int
     degraded: str | None
+    untuned: bool
     prediction: Prediction | None
     contention: Contention | None
     speedup: dict[str, Speedup]

@@ -24,10 +24,14 @@ if TYPE_CHECKING:
     from reports.results import CategoryResult, CellResult
 
 _SETTING = ("temperature", "batch_size")
-_VIEWS = (
-    ("Equal target resources", "on the same target", "tokens_per_s"),
-    ("Per device", "per device", "tokens_per_s_per_device"),
-)
+_WHOLE = {
+    "equal-target": ("Equal target resources", "on the same target"),
+    "pooled": ("Pooled resources", "on the same cores"),
+}
+_PLANE = {
+    "equal-target": "At equal target resources, every method has the same target devices",
+    "pooled": "With pooled resources, synchronous methods have the draft's devices too",
+}
 _SPAN_LABELS = {
     "verify": "verify (target)",
     "draft": "draft (on the critical path)",
@@ -77,6 +81,7 @@ class Evidence:
         requests: all rows of requests.parquet.
         rounds: all rows of rounds.parquet.
         styles: by method.
+        placement: the convention by which synchronous methods have their cores.
     """
 
     key: str
@@ -84,6 +89,7 @@ class Evidence:
     requests: pd.DataFrame
     rounds: pd.DataFrame
     styles: Mapping[str, MethodStyle]
+    placement: str = "equal-target"
 
 
 def figure_sections(evidence: Evidence) -> list[FigureSection]:
@@ -210,7 +216,10 @@ def _plane(evidence: Evidence) -> FigureSection | None:
         methods += [cell.method for cell in shown]
         where = f"{dataset}, temperature {temperature:g}"
         top = max(cell.tokens_per_s or 0.0 for cell in shown)
-        for view, per, attribute in _VIEWS:
+        for view, per, attribute in (
+            (*_WHOLE[evidence.placement], "tokens_per_s"),
+            ("Per device", "per device", "tokens_per_s_per_device"),
+        ):
             points = [_plane_point(cell, attribute) for cell in shown]
             figure = figures.draw_plane(points, evidence.styles, f"tokens/s {per}", top)
             drawings.append(_Drawing(f"{view}: {where}", figure, _describe_plane(points, per)))
@@ -219,7 +228,7 @@ def _plane(evidence: Evidence) -> FigureSection | None:
         "plane",
         "Latency and throughput",
         "Up is more tokens from the machine, right is more for each user (1 / median TPOT); up and "
-        "right is better. At equal target resources, every method has the same target devices; "
+        f"right is better. {_PLANE[evidence.placement]}; "
         "per device, the tokens are divided by all the devices a method uses, the draft's own "
         "included. A line joins one method's batch sizes (b).",
         _method_legend(evidence, methods),

@@ -70,8 +70,8 @@ def table_rows(cells: Sequence[CellResult], styles: Mapping[str, MethodStyle]) -
 
 
 def _label(cell: CellResult) -> str:
-    mark = " (A/A)" if cell.control else " (degraded)" if cell.degraded else ""
-    return cell.method + mark
+    marks = ((cell.control, "A/A"), (cell.degraded, "degraded"), (cell.untuned, "untuned"))
+    return cell.method + "".join(f" ({mark})" for applies, mark in marks if applies)
 
 
 def _values(cell: CellResult) -> tuple[Value | None, ...]:

@@ -27,7 +27,11 @@ def comma_list(value: str) -> tuple[str, ...]:
 
 
 PATH = click.Path(path_type=Path)
-CORES = ("target_cores", "draft_cores")
+PLACEMENT = {
+    "placement": "convention",
+    "target_cores": "target_cores",
+    "draft_cores": "draft_cores",
+}
 PLACES = ("data_dir", "cache_dir")  # where inputs are read from, of no weight for a run's identity
 
 
@@ -63,6 +67,8 @@ RUN_OPTIONS = (
     click.option("--block-size", type=int, help="Prompts measured before the next cell's turn."),
     click.option("--target-cores", type=comma_list, help="Cores of the target, e.g. 0."),
     click.option("--draft-cores", type=comma_list, help="Cores of the draft worker, e.g. 1."),
+    click.option("--placement", help="Cores of synchronous methods: equal-target or pooled."),
+    click.option("--tuned/--no-tuned", default=None, help="Use what harness tune chose."),
     click.option(
         "--deterministic/--no-deterministic", default=None, help="No choice follows the clock."
     ),
@@ -91,9 +97,9 @@ def run_config(config: Path | None, settings: tuple[str, ...], given: dict[str, 
     from harness.config import load, parse_settings
 
     overrides = {key: value for key, value in given.items() if value is not None}
-    cores = {key: overrides.pop(key) for key in CORES if key in overrides}
-    if cores:
-        overrides["placement"] = cores
+    placement = {PLACEMENT[key]: overrides.pop(key) for key in PLACEMENT if key in overrides}
+    if placement:
+        overrides["placement"] = placement
     if settings:
         overrides["options"] = parse_settings(settings)
     return load(config, overrides)

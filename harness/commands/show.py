@@ -59,7 +59,8 @@ def print_run(run: Path) -> None:
     console.width = max(console.width, _WIDTH)
     for (dataset, temperature, batch), group in groupby(summary["cells"], key=_group):
         cells = list(group)
-        title = f"{dataset}, temperature {temperature:g}, batch size {batch}"
+        placement = f"{cells[0]['placement']} placement"
+        title = f"{dataset}, temperature {temperature:g}, batch size {batch}, {placement}"
         console.print(_table(title, cells))
         for line in _notes(cells):
             console.print(line, markup=False)
@@ -109,7 +110,9 @@ def _prediction(found: Mapping[str, Any]) -> str:
 
 
 def _row(cell: Mapping[str, Any]) -> tuple[str, ...]:
-    marks = ("@control" if cell["control"] else "") + (" (degraded)" if cell["degraded"] else "")
+    marks = "@control" if cell["control"] else ""
+    marks += " (untuned)" if cell["untuned"] else ""
+    marks += " (degraded)" if cell["degraded"] else ""
     return (
         cell["method"] + marks,
         _LOSSLESS[cell["verified"]],

@@ -23,6 +23,7 @@ from harness.equivalence.power import smallest_bias
 from harness.equivalence.reference_scores import References
 from harness.equivalence.replay import (
     Reproducer,
+    as_decoded,
     most_telling,
     replay_command,
     round_of,
@@ -323,7 +324,7 @@ def _reproducer(
         seed=config["seed"],
         position=position,
         round=round_of(position, rounds.sort_values("round")),
-        command=replay_command(config, *verdict.group),
+        command=replay_command(as_decoded(run.manifest, *verdict.group), *verdict.group),
     )
 
 

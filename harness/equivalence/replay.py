@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from harness.config import RunConfig
+from harness.plan import Cell
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 _SKIPPED = {  # fields that change no token, or that the command names itself
     *("methods", "temperatures", "batch_sizes", "options", "placement", "control"),
-    *("warmup_steps", "cache_dir", "verify"),
+    *("warmup_steps", "cache_dir", "verify", "max_rounds"),
 }
 
 
@@ -76,6 +77,19 @@ def round_of(position: int, rounds: pd.DataFrame) -> int:
     last = rounds["emitted"].cumsum().to_numpy()
     index = min(int(np.searchsorted(last, position, side="right")), len(rounds) - 1)
     return int(rounds["round"].iloc[index])
+
+
+def as_decoded(
+    manifest: Mapping[str, Any], method: str, temperature: float, batch_size: int
+) -> dict[str, Any]:
+    """A run's configuration with what tuning gave one group among its options, and no tuning."""
+    config = manifest["config"]
+    options = dict(config.get("options", {}).get(method, {}))
+    for dataset in manifest.get("datasets", {}):
+        cell = Cell(method, dataset, temperature, batch_size).id
+        decoder = manifest.get("decoders", {}).get(cell, {})
+        options |= {key: decoder["options"][key] for key in decoder.get("tuned_options", ())}
+    return {**config, "options": {method: options}, "tuned": False}
 
 
 def replay_command(

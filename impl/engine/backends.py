@@ -99,7 +99,7 @@ def choose_operators(
     if kernel_dir is None:
         return Choice(TorchOperators(), "no directory for them")
     reason = kernels_lack(config, dtype) or CpuKernels.unavailable_reason(kernel_dir)
-    kernels = None if reason else CpuKernels.load(kernel_dir, torch.get_num_threads())
+    kernels = None if reason else CpuKernels.load(kernel_dir, threads=None)
     if kernels is None:
         return Choice(TorchOperators(), reason)
     return Choice(KernelOperators(kernels, quantization), None)

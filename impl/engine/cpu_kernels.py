@@ -168,7 +168,7 @@ class PackedLinear:
     def __init__(
         self,
         library: ctypes.CDLL,
-        threads: int,
+        threads: int | None,
         weight: torch.Tensor,
         *,
         up: torch.Tensor | None = None,
@@ -235,7 +235,7 @@ class PackedLinear:
             None if norm_weight is None else norm_weight.data_ptr(), eps,
             None if residual is None else residual.data_ptr(),
             0 if residual is None else residual.stride(0),
-            out.data_ptr(), out.stride(0), self._threads,
+            out.data_ptr(), out.stride(0), self._threads or torch.get_num_threads(),
         )  # fmt: skip
         return out
 
@@ -303,19 +303,20 @@ class _AttentionPlan:
 class CpuKernels:
     """The compiled kernels. See the module's docstring."""
 
-    def __init__(self, library: ctypes.CDLL, threads: int) -> None:
+    def __init__(self, library: ctypes.CDLL, threads: int | None) -> None:
         self._library = library
         self._plan: _AttentionPlan | None = None
         self._no_norms = _HeadNorms()
         self.threads = threads
 
     @classmethod
-    def load(cls, cache_dir: Path, threads: int = 1) -> CpuKernels | None:
+    def load(cls, cache_dir: Path, threads: int | None = 1) -> CpuKernels | None:
         """Builds the kernels into `cache_dir` if need be and loads them.
 
         Args:
             cache_dir: where the library is kept, named by source, compiler and flags.
-            threads: threads of every call; 1 uses the calling thread only.
+            threads: threads of every call; 1 uses the calling thread only, None as many as PyTorch
+                has at the call.
 
         Returns:
             None (and a log line with the reason) on a machine that cannot build or run them.
@@ -407,7 +408,7 @@ class CpuKernels:
         out = torch.empty((rows, struct.heads * struct.head_dim), dtype=torch.bfloat16)
         self._library.attention(
             ctypes.addressof(struct), ctypes.addressof(norms), qkv.data_ptr(), layer,
-            out.data_ptr(), self.threads,
+            out.data_ptr(), self.threads or torch.get_num_threads(),
         )  # fmt: skip
         return out
 

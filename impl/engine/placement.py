@@ -28,7 +28,11 @@ def check(field: str, cores: Sequence[int]) -> None:
 
 
 def apply(cores: Sequence[int]) -> None:
-    """Pins the calling process to `cores` with one thread each (threads only, without affinity)."""
+    """Pins the calling process to `cores` with one thread each (threads only, without affinity).
+
+    PyTorch and the CPU kernels take as many threads from here on. Threads that they have started
+    before stay where they were.
+    """
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cores)
     torch.set_num_threads(len(cores))

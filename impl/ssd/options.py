@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from harness.decoder import TuningGrid
 from impl.engine.asynchronous_decoder import AsynchronousOptions
 
 MAX_AUTO_LOOKAHEAD = 8
@@ -14,6 +15,8 @@ MAX_AUTO_BUDGET = 16
 
 class SaguaroOptions(AsynchronousOptions):
     """See the paper (arXiv 2603.03251) and the modules of `impl/ssd`."""
+
+    tuning_grid: ClassVar[TuningGrid] = {"lookahead": (3, 4, 6, "auto"), "budget": (4, 8, "auto")}
 
     lookahead: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = Field(
         "auto", description="draft tokens a round (K); auto: by predicted speed"

@@ -30,6 +30,7 @@ from harness.decoder import (
     Round,
     Span,
     SpanKind,
+    TuningGrid,
 )
 from harness.errors import DraftProcessError
 from harness.store import read_run
@@ -90,6 +91,8 @@ class Counting(Decoder):
 
 
 class PairsOptions(DecoderOptions):
+    tuning_grid: ClassVar[TuningGrid] = {"lookahead": (1, 2)}
+
     lookahead: int = 1
 
 
@@ -201,6 +204,7 @@ def test_a_whole_run_is_stored_and_shown(tmp_path: Path) -> None:
     assert run.manifest["decoders"]["pairs/mini/t0/b1"] == {
         "options": {"lookahead": 2},
         "tuned": True,
+        "tuned_options": [],
         "devices": 2,
         "diagnostics": {},
     }

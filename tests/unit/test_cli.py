@@ -45,6 +45,7 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
 
 def test_every_command_has_help() -> None:
     names = ["run", "show", "report", "methods", "pairs", "datasets", "env", "verify", "compare"]
+    names += ["tune"]
     assert sorted(cli.commands) == sorted(names)
     assert all(command.help for command in cli.commands.values())
 
@@ -121,7 +122,12 @@ def test_a_broken_method_does_not_hide_the_others(monkeypatch: pytest.MonkeyPatc
 def test_env_is_one_json_object_that_names_the_machine() -> None:
     found = json.loads(harness("env", "--json").stdout)
     assert found["python"] == ".".join(map(str, sys.version_info[:3]))
-    assert found["placement"] == {"target_cores": [0], "draft_cores": [1], "shared": False}
+    assert found["placement"] == {
+        "target_cores": [0],
+        "draft_cores": [1],
+        "shared": False,
+        "convention": "equal-target",
+    }
 
 
 def test_the_environment_names_folders_and_options_win_over_it(

@@ -275,6 +275,29 @@ def test_a_row_has_the_same_bits_in_every_batch(
             assert torch.equal(y, alone[tail]), f"{rows} rows"
 
 
+@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+def test_threads_follow_pytorchs_and_change_no_bit(
+    kernels: CpuKernels, cache_dir: Path, quantization: Quantization | None
+) -> None:
+    following = CpuKernels.load(cache_dir, threads=None)
+    assert following is not None
+    x, before = normal(5, 576), torch.get_num_threads()
+    layer = build(following, False, quantization, 960, 576)
+    seen = []
+    library_call = layer._linear
+    layer._linear = lambda *arguments: (seen.append(arguments[-1]), library_call(*arguments))
+    try:
+        outputs = []
+        for threads in (1, 2, 1):
+            torch.set_num_threads(threads)
+            outputs.append(layer(x))
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [1, 2, 1]
+    assert torch.equal(outputs[0], outputs[1])
+    assert torch.equal(outputs[0], outputs[2])
+
+
 # ------------------------------------------------------------------------------------------- norm
 
 

@@ -6,17 +6,29 @@ from typing import Any, ClassVar
 import pytest
 
 from harness.config import RunConfig
-from harness.decoder import Decoder, DecoderOptions, DecoderSetup, FinishReason, Request, Round
-from harness.decoder_pool import DecoderPool, Method
+from harness.decoder import (
+    Convention,
+    Decoder,
+    DecoderOptions,
+    DecoderSetup,
+    FinishReason,
+    Placement,
+    Request,
+    Round,
+    TuningGrid,
+)
+from harness.decoder_pool import DecoderPool, Method, TunedOptions
 from harness.encoding import EncodedPrompt
 from harness.errors import DraftProcessError
 from harness.plan import Cell
+from harness.tuning.choices import Setting
 from harness.workload import make_workload
 
 AR = Cell("ar", "mini", 0.0, 1)
 HOT = Cell("ar", "mini", 1.0, 1)
 PAIR_OF_TWO = Cell("ar", "mini", 0.0, 2)
 CONTROL = Cell("ar", "mini", 0.0, 1, control=True)
+PLACES: list[Sequence[int]] = []  # where the pool under test has moved the process
 
 
 class OneToken(Decoder):
@@ -58,7 +70,8 @@ def pool(decoder: type[Decoder] = OneToken, **fields: Any) -> DecoderPool:
     prompts = {"mini": tuple(EncodedPrompt(row, "chat", (row,)) for row in range(4))}
     methods = {"ar": Method(decoder, DecoderOptions())}
     models: Any = None
-    return DecoderPool(methods, models, make_workload(config, prompts, frozenset()), config)
+    workload = make_workload(config, prompts, frozenset())
+    return DecoderPool(methods, models, workload, config, PLACES.append)
 
 
 def test_cells_of_one_method_and_batch_size_share_a_decoder() -> None:
@@ -119,3 +132,81 @@ def test_closing_closes_all_even_when_one_raises() -> None:
         decoders.close()
     assert [decoder.closed for decoder in opened] == [1, 1]
     decoders.close()  # nothing is left to close
+
+
+class Waiting(OneToken):
+    """Synchronous, with something to tune."""
+
+    class Options(DecoderOptions):
+        tuning_grid: ClassVar[TuningGrid] = {"size": (1, 2)}
+        size: int = 1
+        note: str = ""
+
+
+class Beside(Waiting):
+    asynchronous: ClassVar[bool] = True
+
+
+@pytest.mark.parametrize(
+    ("convention", "cores", "devices"),
+    [("equal-target", [(0,)], (1, 2)), ("pooled", [(0, 1), (0,), (0, 1)], (2, 2))],
+)
+def test_synchronous_methods_have_the_drafts_cores_too_where_they_are_pooled(
+    convention: Convention, cores: list[tuple[int, ...]], devices: tuple[int, int]
+) -> None:
+    placement = Placement((0,), (1,), convention)
+    config = RunConfig(pair="tiny", methods=("ar", "sd"), placement=placement, warmup_steps=1)
+    prompts = {"mini": (EncodedPrompt(0, "chat", (0,)),)}
+    methods = {"ar": Method(OneToken, DecoderOptions()), "sd": Method(Beside, Beside.Options())}
+    models: Any = None
+    moves: list[Sequence[int]] = []
+    workload = make_workload(config, prompts, frozenset())
+    decoders = DecoderPool(methods, models, workload, config, moves.append)
+    other = Cell("sd", "mini", 0.0, 1)
+    for cell in (AR, CONTROL, other, AR):
+        decoders.get(cell)
+    assert moves == cores
+    assert (decoders.describe(AR)["devices"], decoders.describe(other)["devices"]) == devices
+
+
+def test_shared_cores_are_one_device_by_either_convention() -> None:
+    for convention in ("equal-target", "pooled"):
+        placement = Placement((0, 1), (1,), convention)  # type: ignore[arg-type]
+        assert [placement.devices(alone) for alone in (True, False)] == [1, 1]
+        assert placement.cores(asynchronous=False) == (0, 1)
+
+
+def test_each_setting_has_its_tuned_options_and_the_rest_the_runs_own() -> None:
+    greedy = TunedOptions(Waiting.Options(size=2), ("size",))
+    method = Method(
+        Waiting, Waiting.Options(note="x"), frozenset({"note"}), {Setting(False, 1): greedy}
+    )
+    config = RunConfig(
+        pair="tiny", methods=("ar",), temperatures=(0, 1), batch_sizes=(1, 2), warmup_steps=1
+    )
+    prompts = {"mini": tuple(EncodedPrompt(row, "chat", (row,)) for row in range(4))}
+    models: Any = None
+    workload = make_workload(config, prompts, frozenset())
+    decoders = DecoderPool({"ar": method}, models, workload, config, PLACES.append)
+    sizes = {}
+    for cell in (AR, HOT, PAIR_OF_TWO, CONTROL):
+        decoder: Any = decoders.get(cell)
+        sizes[cell] = decoder.setup.options.size
+    assert sizes == {AR: 2, CONTROL: 2, HOT: 1, PAIR_OF_TWO: 1}
+    assert decoders.get(AR) is not decoders.get(HOT)
+    assert decoders.describe(AR)["tuned_options"] == ["size"]
+    assert decoders.describe(HOT)["tuned_options"] == []
+
+
+@pytest.mark.parametrize(
+    ("decoder", "given", "tuned"),
+    [(OneToken, {}, None), (Waiting, {}, False), (Waiting, {"size": 2}, True)],
+)
+def test_a_method_without_a_grid_has_nothing_to_tune(decoder: Any, given: Any, tuned: Any) -> None:
+    method = Method(decoder, decoder.Options(**given), frozenset(given))
+    config = RunConfig(pair="tiny", methods=("ar",), warmup_steps=1)
+    models: Any = None
+    workload = make_workload(config, {"mini": (EncodedPrompt(0, "chat", (0,)),)}, frozenset())
+    decoders = DecoderPool({"ar": method}, models, workload, config, PLACES.append)
+    decoders.get(AR)
+    assert decoders.describe(AR)["tuned"] is tuned

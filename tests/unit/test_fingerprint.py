@@ -18,7 +18,12 @@ def test_fingerprint_is_strict_json_and_says_what_this_machine_is(here):
     assert json.loads(json.dumps(here, allow_nan=False)) == here
     assert here["cpu"]["cores_available"] == len(os.sched_getaffinity(0))
     assert here["memory_bytes"] > 2**28
-    assert here["placement"] == {"target_cores": [0], "draft_cores": [0], "shared": True}
+    assert here["placement"] == {
+        "target_cores": [0],
+        "draft_cores": [0],
+        "shared": True,
+        "convention": "equal-target",
+    }
     # some builds carry "+cu130" in the module and not in the package
     assert here["torch"]["version"].split("+")[0] == package_versions()["torch"].split("+")[0]
 

@@ -205,3 +205,22 @@ def test_warm_up_starts_again_when_all_have_finished():
 def test_warm_up_without_a_usable_request_does_nothing():
     clock = FakeClock()
     assert warm_up(ScriptedDecoder(clock, {}, refuses=[A]), [request(A)], clock=clock) == 0
+
+
+def test_a_sequence_is_cut_after_its_rounds_and_makes_room_for_the_next():
+    clock = FakeClock()
+    script = {
+        A: [emit(A, 1, 2), emit(A, 3, 4), emit(A, 5)],
+        B: one_token_rounds(B, 1, 9),  # ends by itself with its last allowed round
+        C: one_token_rounds(C, 9),
+    }
+    item = WorkItem(SINGLE, repeat=0, block=0, prompt_indices=(0, 1, 2))
+    scripted = ScriptedDecoder(clock, script)
+    result = run_item(scripted, item, [request(name) for name in script], (), clock, max_rounds=2)
+    rows = by_id(result)
+    assert {k: r.output_ids for k, r in rows.items()} == {A: (1, 2, 3, 4), B: (1, 9), C: (9,)}
+    assert {k: r.finish for k, r in rows.items()} == {A: "rounds", B: "eos", C: "eos"}
+    assert (len(result.rounds), result.decode_ns) == (5, 50)
+    assert [call for call in scripted.calls if call.startswith("release")] == [
+        f"release {name}" for name in script
+    ]

@@ -40,6 +40,7 @@ def cell(method: str, dataset: str = "d", **fields: object) -> CellResult:
         "speedup": {},
         "categories": {},
         "control": False,
+        "untuned": False,
         "temperature": 0.0,
         "batch_size": 1,
     }

@@ -1,0 +1,1 @@
+"""Each method's own parameters: searched, stored with the evidence, used by runs."""
