@@ -1,6 +1,6 @@
 """Writes what a GGUF file holds as a folder in Hugging Face layout, with bfloat16 weights.
 
-Knows the container, the two architectures and their tensor names; tokenizers are next door in
+Knows the container, the architectures and their tensor names; tokenizers are next door in
 `gguf_tokenizer`. Dequantises in chunks of rows, so that memory stays modest for any model.
 """
 
@@ -26,18 +26,53 @@ if TYPE_CHECKING:
 _CHUNK_ELEMENTS = 1 << 24  # dequantised at a time: 64 MiB in float32
 
 
+_PROJECTIONS: Mapping[str, str] = {
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_NORMS_BEFORE = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
+_NORMS_AFTER = {
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_NORMS_AROUND = {
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    **_NORMS_AFTER,
+}
+_HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+
+
 @dataclass(frozen=True)
 class _Architecture:
-    """How a GGUF architecture is called by Hugging Face."""
+    """How a GGUF architecture and its tensors are called by Hugging Face.
+
+    Attributes:
+        norms: GGUF name -> Hugging Face name of a block's norms.
+        permuted_qk: q and k rows pair each rotary dimension with its neighbour.
+        norm_offset: what the file has added to the weights of norms.
+    """
 
     model_type: str
     class_name: str
-    permuted_qk: bool  # q and k rows pair each rotary dimension with its neighbour
+    norms: Mapping[str, str]
+    permuted_qk: bool = False
+    norm_offset: float = 0.0
 
 
 _ARCHITECTURES: Mapping[str, _Architecture] = {
-    "llama": _Architecture("llama", "LlamaForCausalLM", permuted_qk=True),
-    "qwen2": _Architecture("qwen2", "Qwen2ForCausalLM", permuted_qk=False),
+    "llama": _Architecture("llama", "LlamaForCausalLM", _NORMS_BEFORE, permuted_qk=True),
+    "qwen2": _Architecture("qwen2", "Qwen2ForCausalLM", _NORMS_BEFORE),
+    "qwen3": _Architecture("qwen3", "Qwen3ForCausalLM", _NORMS_BEFORE | _HEAD_NORMS),
+    "gemma3": _Architecture(
+        "gemma3_text", "Gemma3ForCausalLM", _NORMS_AROUND | _HEAD_NORMS, norm_offset=1.0
+    ),
+    "olmo2": _Architecture("olmo2", "Olmo2ForCausalLM", _NORMS_AFTER | _HEAD_NORMS),
 }
 _EMBEDDING, _HEAD, _ROPE_FACTORS = "token_embd.weight", "output.weight", "rope_freqs.weight"
 _MODEL_TENSORS: Mapping[str, str] = {
@@ -46,17 +81,6 @@ _MODEL_TENSORS: Mapping[str, str] = {
     _HEAD: "lm_head.weight",
 }
 _LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
-_LAYER_MODULES: Mapping[str, str] = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
 
 
 @dataclass(frozen=True)
@@ -118,8 +142,10 @@ def _model_config(file: _GgufFile) -> dict[str, Any]:
         raise ModelError(f"{file.path}: tensor {_EMBEDDING} is missing; fetch the file again")
     hidden_size, vocab_size = (int(size) for size in file.tensors[_EMBEDDING].shape)
     heads = file.parameter("attention.head_count")
-    head_dim = file.parameter("rope.dimension_count", hidden_size // heads)
-    theta = _shortest_decimal(file.parameter("rope.freq_base", 10000.0))
+    head_dim = file.parameter("attention.key_length", 0) or file.parameter(
+        "rope.dimension_count", hidden_size // heads
+    )
+    theta = _shortest_decimal(file.parameter("rope.freq_base", 10_000.0))
     config: dict[str, Any] = {
         "architectures": [architecture.class_name],
         "model_type": architecture.model_type,
@@ -140,7 +166,22 @@ def _model_config(file: _GgufFile) -> dict[str, Any]:
     }
     if architecture.model_type == "llama":
         config["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
+    if architecture.model_type == "gemma3_text":
+        del config["hidden_act"]
+        config |= _gemma3_config(file, hidden_size // heads, head_dim)
     return config
+
+
+def _gemma3_config(file: _GgufFile, hidden_per_head: int, head_dim: int) -> dict[str, Any]:
+    """What the file leaves to its readers, as llama.cpp has it (`llm_load_hparams`, gemma3)."""
+    largest = file.parameter("block_count") == 62  # 27B scales by another size than the rest
+    return {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "sliding_window": file.parameter("attention.sliding_window"),
+        "sliding_window_pattern": 6,
+        "rope_local_base_freq": 10_000.0,
+        "query_pre_attn_scalar": hidden_per_head if largest else head_dim,
+    }
 
 
 def _tied(file: _GgufFile) -> bool:
@@ -157,12 +198,16 @@ def _tied(file: _GgufFile) -> bool:
 
 
 def _rope_scaling(file: _GgufFile, theta: float, head_dim: int) -> dict[str, Any] | None:
-    """The Llama-3 scaling, which GGUF stores as one factor for each rotary frequency.
+    """A linear scaling, or Llama-3's, which GGUF stores as one factor for each rotary frequency.
 
-    Its constants are the same for every Llama 3.x but the factor; that the stored factors follow
-    from them is checked (formula: `_compute_llama3_parameters` of transformers).
+    The constants of the latter are the same for every Llama 3.x but the factor; that the stored
+    factors follow from them is checked (formula: `_compute_llama3_parameters` of transformers).
     """
-    if (kind := file.parameter("rope.scaling.type", "none")) != "none":
+    kind = file.parameter("rope.scaling.type", "none")
+    if kind == "linear":
+        factor = _shortest_decimal(file.parameter("rope.scaling.factor"))
+        return {"rope_type": "linear", "factor": factor}
+    if kind != "none":
         raise ModelError(f"{file.path}: rope scaling {kind!r} is not supported; use safetensors")
     if _ROPE_FACTORS not in file.tensors:
         return None
@@ -184,15 +229,15 @@ def _rope_scaling(file: _GgufFile, theta: float, head_dim: int) -> dict[str, Any
 
 def _huggingface_names(file: _GgufFile, *, tied: bool) -> dict[str, str]:
     """GGUF name -> Hugging Face name of every tensor to write."""
-    names = {}
+    names, modules = {}, {**_PROJECTIONS, **_ARCHITECTURES[file.architecture].norms}
     for name in file.tensors:
         if name == _ROPE_FACTORS or (tied and name == _HEAD):
             continue
         layer = _LAYER_TENSOR.fullmatch(name)
         if name in _MODEL_TENSORS:
             names[name] = _MODEL_TENSORS[name]
-        elif layer and layer[2] in _LAYER_MODULES:
-            names[name] = f"model.layers.{layer[1]}.{_LAYER_MODULES[layer[2]]}.{layer[3]}"
+        elif layer and layer[2] in modules:
+            names[name] = f"model.layers.{layer[1]}.{modules[layer[2]]}.{layer[3]}"
         else:
             raise ModelError(
                 f"{file.path}: tensor {name} is not part of a plain {file.architecture} model"
@@ -227,6 +272,7 @@ def _bfloat16_chunks(file: _GgufFile, tensor: ReaderTensor) -> Iterator[bytes]:
 
     data = tensor.data  # [rows, bytes of a quantised row], or [rows, columns], or [columns]
     order = _row_order(file, tensor)
+    offset = _ARCHITECTURES[file.architecture].norm_offset * tensor.name.endswith("norm.weight")
     rows = max(1, _CHUNK_ELEMENTS * len(data) // int(tensor.n_elements))
     for start in range(0, len(data), rows):
         chunk = data[start : start + rows] if order is None else data[order[start : start + rows]]
@@ -235,7 +281,9 @@ def _bfloat16_chunks(file: _GgufFile, tensor: ReaderTensor) -> Iterator[bytes]:
         except NotImplementedError as error:
             kind = tensor.tensor_type.name
             raise ModelError(f"{file.path}: {tensor.name} is {kind}, not supported") from error
-        yield gguf.quantize(values, gguf.GGMLQuantizationType.BF16).tobytes()
+        yield gguf.quantize(
+            values - offset if offset else values, gguf.GGMLQuantizationType.BF16
+        ).tobytes()
 
 
 def _row_order(file: _GgufFile, tensor: ReaderTensor) -> npt.NDArray[np.int64] | None:

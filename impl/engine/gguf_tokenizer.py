@@ -1,13 +1,14 @@
 """Builds a Hugging Face tokenizer from the metadata of a GGUF file.
 
 Supports byte-level BPE (`tokenizer.ggml.model` = gpt2) with the pre-tokenizers of the families
-that the engine runs. Each is what the family's own `tokenizer.json` describes.
+that the engine runs, and SentencePiece BPE (`llama`) with byte fallback: Llama 2, Mistral, Gemma.
+Each is what the family's own `tokenizer.json` describes.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,9 @@ from harness.errors import ModelError
 if TYPE_CHECKING:
     from tokenizers import Tokenizer, pre_tokenizers
 
-_CONTROL, _USER_DEFINED, _UNUSED = 3, 4, 5  # values of tokenizer.ggml.token_type
+# Values of tokenizer.ggml.token_type.
+_UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5
+_SPACE = "\u2581"  # how SentencePiece writes a space
 
 # Words and punctuation as Qwen2 and Llama 3 split them; {digits} is what makes a number's piece.
 _SPLIT = (
@@ -47,13 +50,18 @@ class _PreTokenizer:
 
 _PRE_TOKENIZERS: Mapping[str, _PreTokenizer] = {
     "gpt-2": _PreTokenizer(),
+    "olmo": _PreTokenizer(),
+    "dbrx": _PreTokenizer(pattern=_SPLIT.format(digits=r"\p{N}{1,3}")),
     "smollm": _PreTokenizer(individual_digits=True),
     "qwen2": _PreTokenizer(pattern=_SPLIT.format(digits=r"\p{N}"), nfc=True),
     "llama-bpe": _PreTokenizer(
         pattern=_SPLIT.format(digits=r"\p{N}{1,3}"), ignore_merges=True, bos=True
     ),
 }
-_END_TOKENS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "<|eom_id|>")
+_END_TOKENS = (
+    *("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "<|eom_id|>"),
+    "<end_of_turn>",
+)
 
 
 def write(metadata: Mapping[str, Any], folder: Path, *, source: Path) -> None:
@@ -66,12 +74,16 @@ def write(metadata: Mapping[str, Any], folder: Path, *, source: Path) -> None:
     """
     model = metadata.get("tokenizer.ggml.model")
     pre = str(metadata.get("tokenizer.ggml.pre"))
-    if model != "gpt2" or pre not in _PRE_TOKENIZERS:
+    if model == "llama":
+        tokenizer = _sentencepiece(metadata)
+    elif model == "gpt2" and pre in _PRE_TOKENIZERS:
+        tokenizer = _byte_level(metadata, _PRE_TOKENIZERS[pre])
+    else:
         raise ModelError(
             f"{source}: tokenizer {model!r} with pre-tokenizer {pre!r} is not supported; "
-            f"supported is 'gpt2' with {', '.join(_PRE_TOKENIZERS)}"
+            f"supported are 'llama', and 'gpt2' with {', '.join(_PRE_TOKENIZERS)}"
         )
-    _build(metadata, _PRE_TOKENIZERS[pre]).save(str(folder / "tokenizer.json"))
+    tokenizer.save(str(folder / "tokenizer.json"))
     config = json.dumps(_tokenizer_config(metadata), indent=2, ensure_ascii=False)
     (folder / "tokenizer_config.json").write_text(config, encoding="utf-8")
 
@@ -96,17 +108,73 @@ def _end_ids(metadata: Mapping[str, Any]) -> list[int]:
     return list(dict.fromkeys(i for i in declared + known if i is not None))
 
 
-def _build(metadata: Mapping[str, Any], pre: _PreTokenizer) -> Tokenizer:
-    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
+def _byte_level(metadata: Mapping[str, Any], pre: _PreTokenizer) -> Tokenizer:
+    from tokenizers import Tokenizer, decoders, models, normalizers, processors
 
-    tokens, types = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
-    vocabulary = {token: i for i, token in enumerate(tokens) if types[i] != _UNUSED}
+    vocabulary = _vocabulary(metadata)
     merges = [tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]]
     tokenizer = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=pre.ignore_merges))
     if pre.nfc:
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = _pre_tokenizer(pre)
     tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
+    _add_tokens(tokenizer, metadata, bos=pre.bos)
+    return tokenizer
+
+
+def _sentencepiece(metadata: Mapping[str, Any]) -> Tokenizer:
+    """SentencePiece BPE: pieces are merged best score first; what has no piece becomes bytes."""
+    from tokenizers import Tokenizer, decoders, models, normalizers
+
+    tokens, types = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
+    vocabulary = _vocabulary(metadata)
+    unknown = next(
+        (token for token, kind in zip(tokens, types, strict=True) if kind == _UNKNOWN), None
+    )
+    merges = _merges_by_score(vocabulary, metadata["tokenizer.ggml.scores"])
+    tokenizer = Tokenizer(
+        models.BPE(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    )
+    steps, prefixed = [normalizers.Replace(" ", _SPACE)], _prefixes_space(metadata)
+    if prefixed:
+        steps.insert(0, normalizers.Prepend(_SPACE))
+    tokenizer.normalizer = normalizers.Sequence(steps)
+    parts = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    if prefixed:
+        parts.append(decoders.Strip(content=" ", left=1))
+    tokenizer.decoder = decoders.Sequence(parts)
+    _add_tokens(tokenizer, metadata, bos=True)
+    return tokenizer
+
+
+def _prefixes_space(metadata: Mapping[str, Any]) -> bool:
+    return bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
+
+
+def _merges_by_score(
+    vocabulary: Mapping[str, int], scores: Sequence[float]
+) -> list[tuple[str, str]]:
+    """Every way to make a piece of two, best piece first: the order in which they are merged."""
+    pieces = sorted(vocabulary, key=lambda piece: (-scores[vocabulary[piece]], vocabulary[piece]))
+    return [
+        (piece[:cut], piece[cut:])
+        for piece in pieces
+        for cut in range(1, len(piece))
+        if piece[:cut] in vocabulary and piece[cut:] in vocabulary
+    ]
+
+
+def _vocabulary(metadata: Mapping[str, Any]) -> dict[str, int]:
+    tokens, types = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
+    return {token: i for i, token in enumerate(tokens) if types[i] != _UNUSED}
+
+
+def _add_tokens(tokenizer: Tokenizer, metadata: Mapping[str, Any], *, bos: bool) -> None:
+    """Control and user-defined tokens encode to one id each; BOS in front unless told otherwise."""
+    from tokenizers import AddedToken, processors
+
+    tokens, types = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
     tokenizer.add_tokens(
         [
             AddedToken(tokens[i], special=kind == _CONTROL, normalized=False)
@@ -114,13 +182,11 @@ def _build(metadata: Mapping[str, Any], pre: _PreTokenizer) -> Tokenizer:
             if kind in (_CONTROL, _USER_DEFINED)
         ]
     )
-    tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
-    if metadata.get("tokenizer.ggml.add_bos_token", pre.bos):
-        bos = metadata["tokenizer.ggml.bos_token_id"]
+    if metadata.get("tokenizer.ggml.add_bos_token", bos):
+        first = metadata["tokenizer.ggml.bos_token_id"]
         tokenizer.post_processor = processors.TemplateProcessing(
-            single=f"{tokens[bos]} $A", special_tokens=[(tokens[bos], bos)]
+            single=f"{tokens[first]} $A", special_tokens=[(tokens[first], first)]
         )
-    return tokenizer
 
 
 def _pre_tokenizer(pre: _PreTokenizer) -> pre_tokenizers.PreTokenizer:

@@ -11,18 +11,32 @@ import numpy as np
 import torch
 
 MODULES = {
-    "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+# As gguf-py's constants name a block's norms by what they do; the same for every architecture.
+NORMS = {
+    "llama": {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"},
+    "gemma3_text": {
+        "input_layernorm": "attn_norm",
+        "post_attention_layernorm": "post_attention_norm",
+        "pre_feedforward_layernorm": "ffn_norm",
+        "post_feedforward_layernorm": "post_ffw_norm",
+    },
+    "olmo2": {
+        "post_attention_layernorm": "post_attention_norm",
+        "post_feedforward_layernorm": "post_ffw_norm",
+    },
+}
 TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
-NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
 
 @dataclass
@@ -37,6 +51,8 @@ class Vocabulary:
     bos: int | None = None
     eos: int | None = None
     add_bos: bool | None = None
+    scores: list[float] | None = None
+    space_prefix: bool | None = None
     chat_template: str | None = None
 
 
@@ -55,13 +71,13 @@ def byte_tokens() -> list[str]:
     return sorted(ByteLevel.alphabet())
 
 
-def gguf_name(name: str) -> str:
+def gguf_name(name: str, model_type: str) -> str:
     """`model.layers.0.mlp.up_proj.weight` -> `blk.0.ffn_up.weight`."""
     module, kind = name.rsplit(".", 1)
     if module in TOP:
         return f"{TOP[module]}.{kind}"
     _, _, layer, inner = module.split(".", 3)
-    return f"blk.{layer}.{MODULES[inner]}.{kind}"
+    return f"blk.{layer}.{(MODULES | NORMS.get(model_type, NORMS['llama']))[inner]}.{kind}"
 
 
 def neighbouring_pairs(rows: np.ndarray, heads: int) -> np.ndarray:
@@ -83,7 +99,7 @@ def write_model(
     extra: dict[str, np.ndarray] | None = None,
     quantised: dict[str, tuple[np.ndarray, gguf.GGMLQuantizationType]] | None = None,
 ) -> Path:
-    """Writes a llama or qwen2 model in float32.
+    """Writes a model in float32.
 
     Args:
         config: the model's Hugging Face config.
@@ -92,7 +108,7 @@ def write_model(
         quantised: bytes and type of tensors that replace those of the same GGUF name.
     """
     kind = config.model_type
-    writer = gguf.GGUFWriter(path, kind)
+    writer = gguf.GGUFWriter(path, kind.removesuffix("_text"))
     _write_hyperparameters(writer, config)
     _write_vocabulary(writer, vocabulary or plain_vocabulary(config.vocab_size))
     tensors = dict(extra or {})
@@ -102,7 +118,9 @@ def write_model(
             rows = neighbouring_pairs(rows, config.num_attention_heads)
         if kind == "llama" and ".k_proj" in name:
             rows = neighbouring_pairs(rows, config.num_key_value_heads)
-        tensors[gguf_name(name)] = rows
+        if kind == "gemma3_text" and "norm" in name:
+            rows = rows + 1
+        tensors[gguf_name(name, kind)] = rows
     for name, rows in tensors.items():
         data, raw_dtype = (quantised or {}).get(name, (rows, None))
         writer.add_tensor(name, data, raw_dtype=raw_dtype)
@@ -121,7 +139,17 @@ def _write_hyperparameters(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    rope = config.rope_parameters
+    rope = rope.get("full_attention", rope)
+    writer.add_rope_freq_base(rope["rope_theta"])
+    if rope["rope_type"] == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(rope["factor"])
+    if config.model_type in ("qwen3", "gemma3_text"):
+        writer.add_key_length(config.head_dim)
+        writer.add_value_length(config.head_dim)
+    if config.model_type == "gemma3_text":
+        writer.add_sliding_window(config.sliding_window)
 
 
 def _write_vocabulary(writer: gguf.GGUFWriter, vocabulary: Vocabulary) -> None:
@@ -129,7 +157,12 @@ def _write_vocabulary(writer: gguf.GGUFWriter, vocabulary: Vocabulary) -> None:
     writer.add_tokenizer_pre(vocabulary.pre)
     writer.add_token_list(vocabulary.tokens)
     writer.add_token_types(vocabulary.types)
-    writer.add_token_merges(vocabulary.merges)
+    if vocabulary.scores is None:
+        writer.add_token_merges(vocabulary.merges)
+    else:
+        writer.add_token_scores(vocabulary.scores)
+    if vocabulary.space_prefix is not None:
+        writer.add_add_space_prefix(vocabulary.space_prefix)
     if vocabulary.bos is not None:
         writer.add_bos_token_id(vocabulary.bos)
     if vocabulary.eos is not None:
