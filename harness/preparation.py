@@ -1,7 +1,8 @@
 """What a config names, found and checked: methods, models, prompts as token ids, the plan.
 
 Everything that measures or verifies a run starts from a `Prepared`. Nothing is loaded here but
-tokenizers, so that a run that cannot be made is refused within seconds.
+tokenizers, so that a run that cannot be made is refused within seconds; only conversations of
+several turns need the target, which writes their earlier answers.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from harness import run_prompts
 from harness.cache import default_cache_dir
 from harness.config import RunConfig
 from harness.decoder_pool import Method
-from harness.encoding import EncodedPrompt
+from harness.encoding import EncodedPrompt, ids_sha256
 from harness.errors import UsageError
 from harness.fingerprint import fingerprint, git_state, package_versions
 from harness.pairs import (
@@ -104,8 +105,17 @@ def check_methods(config: RunConfig) -> None:
         placement.check("draft_cores", config.placement.draft_cores)
 
 
-def prepare(config: RunConfig, progress: Progress) -> Prepared:
+def prepare(
+    config: RunConfig,
+    progress: Progress,
+    stored: dict[str, tuple[EncodedPrompt, ...]] | None = None,
+) -> Prepared:
     """Brings models and prompts to this machine and plans the run.
+
+    Args:
+        config: the run.
+        progress: told what happens.
+        stored: the prompts of a run that was made already; None encodes them.
 
     Raises:
         UsageError: unknown pair or dataset, or a context that the models have no positions for.
@@ -120,8 +130,8 @@ def prepare(config: RunConfig, progress: Progress) -> Prepared:
     cache_dir = default_cache_dir(config.cache_dir)
     resolved = resolve(pair, cache_dir, progress=progress.download)
     config = _fitted(config, resolved)
-    prompts = run_prompts.encode(config, resolved, prompt_sets)
     eos = loader.eos_token_ids(resolved.target.folder)
+    prompts = stored or run_prompts.encode(config, prompt_sets, _models(config, resolved), eos)
     workload = make_workload(config, prompts, eos)
     record = _record(config, resolved, prompt_sets, workload)
     hashes = frozenset(p.sha256 for found in prompt_sets.values() for p in found.prompts)
@@ -214,7 +224,10 @@ def _record(
             "draft_vocab": pair.draft_vocab,
             "draft_quantization": pair.draft_quantization,
         },
-        "datasets": {name: _dataset_entry(prompts) for name, prompts in prompt_sets.items()},
+        "datasets": {
+            name: _dataset_entry(found, ids_sha256(workload.prompts[name].values()))
+            for name, found in prompt_sets.items()
+        },
         "seeds": {"run": config.seed},
         "plan": [item.id for item in workload.plan],
         "stop_token_ids": sorted(workload.eos_token_ids),
@@ -234,9 +247,10 @@ def _model_entry(model: ResolvedModel, spec: ModelSpec) -> dict[str, Any]:
     }
 
 
-def _dataset_entry(prompts: PromptSet) -> dict[str, Any]:
+def _dataset_entry(prompts: PromptSet, ids: str) -> dict[str, Any]:
     return {
         "sha256": prompts.sha256,
+        "ids_sha256": ids,
         "source": prompts.source,
         "pinned": prompts.pinned,
         "prompts": len(prompts.prompts),

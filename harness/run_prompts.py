@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 
 from harness.config import RunConfig
 from harness.dataset_registry import load_registry
-from harness.encoding import EncodedPrompt, encode_prompts
-from harness.errors import UsageError
-from harness.pairs import ResolvedPair
+from harness.decoder import ModelProvider
+from harness.encoding import EncodedPrompt, encode_prompts, ids_sha256
+from harness.errors import StoreError, UsageError
+from harness.messages import first_line
 from harness.prompts import PromptSet, load_prompts
+from harness.reference_turns import TargetAnswers, write_answers
+
+_FILE = "prompts.jsonl"
 
 
 def prompt_sets(config: RunConfig) -> dict[str, PromptSet]:
@@ -38,13 +46,59 @@ def prompt_sets(config: RunConfig) -> dict[str, PromptSet]:
 
 
 def encode(
-    config: RunConfig, pair: ResolvedPair, prompts: Mapping[str, PromptSet]
+    config: RunConfig,
+    prompts: Mapping[str, PromptSet],
+    models: ModelProvider,
+    eos_token_ids: frozenset[int],
 ) -> dict[str, tuple[EncodedPrompt, ...]]:
-    """Token ids of a run's prompts, by the target's tokenizer and chat template."""
+    """Token ids of a run's prompts, by the target's tokenizer and chat template.
+
+    Earlier answers that no dataset has are written by the target (`harness.reference_turns`).
+    """
     from impl.engine.loader import load_tokenizer
 
-    tokenizer = load_tokenizer(pair.target.folder)
+    tokenizer = load_tokenizer(models.target_folder)
+    with TargetAnswers(config, models, tokenizer, eos_token_ids) as answers:
+        written = {name: write_answers(found, answers) for name, found in prompts.items()}
     return {
         name: encode_prompts(found, tokenizer, template=not config.raw, system=config.system)
-        for name, found in prompts.items()
+        for name, found in written.items()
     }
+
+
+def write_prompts(directory: Path, prompts: Mapping[str, Iterable[EncodedPrompt]]) -> None:
+    """Stores a run's token ids: one JSON object a line (docs/run-directory.md)."""
+    unfinished = directory / f".partial-{_FILE}"
+    with unfinished.open("w", encoding="utf-8") as file:
+        for dataset, encoded in prompts.items():
+            for prompt in encoded:
+                file.write(json.dumps({"dataset": dataset, **asdict(prompt)}) + "\n")
+    unfinished.replace(directory / _FILE)
+
+
+def stored_prompts(
+    directory: Path, datasets: Mapping[str, Mapping[str, Any]]
+) -> dict[str, tuple[EncodedPrompt, ...]] | None:
+    """The token ids that a run was made with; None for a run that did not store them.
+
+    Args:
+        directory: the run directory.
+        datasets: of its manifest.
+
+    Raises:
+        StoreError: they are not those that the manifest has the hash of.
+    """
+    path = directory / _FILE
+    if not path.exists():
+        return None
+    found: dict[str, list[EncodedPrompt]] = {name: [] for name in datasets}
+    try:
+        for row in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
+            ids = tuple(row["ids"])
+            found[row["dataset"]].append(EncodedPrompt(row["index"], row["category"], ids))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StoreError(f"{path}: cannot be read: {first_line(error)}") from error
+    for name, encoded in found.items():
+        if ids_sha256(encoded) != datasets[name]["ids_sha256"]:
+            raise StoreError(f"{path}: prompts of {name} are not those of the run's manifest")
+    return {name: tuple(encoded) for name, encoded in found.items()}

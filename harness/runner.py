@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness import invariants
+from harness import invariants, run_prompts
 from harness.config import RunConfig
 from harness.decoder_pool import DecoderPool
 from harness.errors import StoreError
@@ -90,7 +90,9 @@ def run(config: RunConfig, out: Path, progress: Progress) -> RunSummary:
         tuned = tuned_methods(prepared, manifest)
         for line in tuned.unused:
             progress.note(f"not tuned: {line}")
-        return RunStore.create(out, {**manifest, "tuning": tuned.to_json()})
+        store = RunStore.create(out, {**manifest, "tuning": tuned.to_json()})
+        run_prompts.write_prompts(out, prepared.prompts)
+        return store
 
     return _run(config, create, progress)
 
@@ -122,7 +124,9 @@ def resume(
         refuse_changes(directory, manifest, {**identity(prepared.config), **prepared.record})
         for problem in read_run(directory).problems:
             progress.note(f"{problem}; it is measured again")
-        return RunStore.open(directory)
+        store = RunStore.open(directory)
+        run_prompts.write_prompts(directory, prepared.prompts)  # a run killed at once has none
+        return store
 
     return _run(chosen, reopen, progress)
 
@@ -153,7 +157,8 @@ def verify(
     config = stored_config(store.manifest, {"cache_dir": cache_dir, "data_dir": data_dir})
     torch.set_num_threads(len(config.placement.target_cores))  # as the run had; more may spin
     try:
-        prepared = prepare(config, progress)
+        stored = run_prompts.stored_prompts(directory, store.manifest["datasets"])
+        prepared = prepare(config, progress, stored)
         _check_same(store, prepared)
         run, prompts = read_run(directory), prepared.workload().prompt_ids()
         models = prepared.models()

@@ -111,6 +111,7 @@ def _warnings(run: RunData, cells: Sequence[CellData]) -> Iterable[str]:
     yield from _degraded_warnings(run.manifest)
     yield from _machine_warnings(run.manifest)
     yield from _tuning_warnings(run.manifest)
+    yield from _pin_warnings(run.manifest)
     yield from _prompt_warnings(cells)
     yield from _output_warnings(run)
 
@@ -159,6 +160,12 @@ def _tuning_warnings(manifest: Mapping[str, Any]) -> Iterable[str]:
 def _untuned(decoder: Mapping[str, Any]) -> bool:
     """Whether a decoder had parameters to tune and ran on its defaults."""
     return bool(decoder.get("options")) and decoder.get("tuned", False) is False
+
+
+def _pin_warnings(manifest: Mapping[str, Any]) -> Iterable[str]:
+    for name, dataset in manifest.get("datasets", {}).items():
+        if dataset.get("pinned") is False:
+            yield f"dataset {name} is unpinned: its content is trusted as it was at its first use"
 
 
 def _prompt_warnings(cells: Sequence[CellData]) -> Iterable[str]:
