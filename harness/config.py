@@ -32,6 +32,7 @@ class RunConfig(BaseModel):
 
     Attributes:
         pair: a named target/draft pair; None when the models are given by path.
+        pairs_file: further pairs, in the form of `harness/pairs.yaml`; they go before ours.
         target: the target's weights (folder, GGUF file or hub id) instead of a named pair.
         draft: the draft's weights, with `target`.
         engine: what runs the models: the "lean" engine, or transformers' own layers ("hf"), slower
@@ -79,6 +80,7 @@ class RunConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     pair: str | None = None
+    pairs_file: Path | None = None
     target: str | None = None
     draft: str | None = None
     engine: Literal["lean", "hf"] = "lean"

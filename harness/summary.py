@@ -166,6 +166,9 @@ def _pin_warnings(manifest: Mapping[str, Any]) -> Iterable[str]:
     for name, dataset in manifest.get("datasets", {}).items():
         if dataset.get("pinned") is False:
             yield f"dataset {name} is unpinned: its content is trusted as it was at its first use"
+    for role in ("target", "draft"):
+        if ((manifest.get("pair") or {}).get(role) or {}).get("pinned") is False:
+            yield f"the {role} is unpinned: its weights are trusted as they were at their first use"
 
 
 def _prompt_warnings(cells: Sequence[CellData]) -> Iterable[str]:

@@ -42,6 +42,7 @@ RUN_OPTIONS = (
         "--set", "settings", multiple=True, metavar="METHOD.KEY=VALUE", help="Method option."
     ),
     click.option("--pair", help="Target/draft pair by name (see harness pairs list)."),
+    click.option("--pairs-file", type=PATH, help="Further pairs (YAML, as our pairs.yaml)."),
     click.option("--target", help="Target weights instead of a pair: folder, GGUF file or hub id."),
     click.option("--draft", help="Draft weights, with --target."),
     click.option("--engine", help="lean (default), or hf: transformers' layers, any architecture."),
