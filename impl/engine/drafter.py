@@ -19,15 +19,16 @@ from impl.engine.sequence import Sequence
 from impl.engine.token_batch import TokenBatch
 
 
-def draft_uniform(stream: RandomStream, start: int, index: int) -> float:
+def draft_uniform(stream: RandomStream, start: int, after: int, index: int) -> float:
     """The number that draws a speculation's token `index` (from 0).
 
-    A speculation has a stream of its own, named by the output position of its first token. So
-    tokens drafted for one round say nothing about those drafted for a later one, and what to
-    speculate ahead may be decided by any token of the draft under verification without bias. It
-    also makes a speculation the same whether it was drafted ahead or just in time.
+    A speculation has a stream of its own, named by the output position of its first token and by
+    the token before it. So its draws say nothing about those of an earlier round, nor about those
+    of a branch that begins at the same position behind another token, and both may decide what is
+    speculated ahead, and how far, without bias. It also makes a speculation the same whether it was
+    drafted ahead or just in time.
     """
-    return float(stream.uniforms(Role.DRAFT, start, index + 1)[index])
+    return float(stream.uniforms(Role.DRAFT, start, index + 1, after)[index])
 
 
 def stops(confidence: float, stop_below: float) -> bool:
@@ -156,7 +157,7 @@ class Drafter:
         """Appends a token; returns the draft's probability of it."""
         sequence = proposal.sequence
         index, params = len(proposal.tokens), sequence.request.sampling
-        uniform = draft_uniform(sequence.stream, sequence.output_length, index)
+        uniform = draft_uniform(sequence.stream, sequence.output_length, sequence.tokens[-1], index)
         try:
             drawn = draw(logits, params, [uniform], self.model.head_ids)
         except NonFiniteLogitsError as error:

@@ -1,7 +1,7 @@
 """Counter-based random numbers: a draw is a function of its key, never of what was drawn before.
 
-Each (seed, request id, role, position) owns a stream of its own. So a result depends neither on
-the batch that a request shared nor on the order of the methods, and the draft's draws are
+Each (seed, request id, role, position, token before it) owns a stream. So a result depends neither
+on the batch that a request shared nor on the order of the methods, and the draft's draws are
 independent of the verifier's: a token judged by the very number that chose it would be biased.
 """
 
@@ -24,8 +24,8 @@ class Role(IntEnum):
 class RandomStream:
     """The random numbers of one request: Philox4x64-10 (Salmon et al., SC 2011), keyed by 128 bits.
 
-    Holds a key and no state. The four counter words are (block, position, role, 0), and one stream
-    only advances the block, so two streams never overlap.
+    Holds a key and no state. The four counter words are (block, position, role, after), and one
+    stream only advances the block, so two streams never overlap.
     """
 
     __slots__ = ("_key",)
@@ -34,8 +34,10 @@ class RandomStream:
         digest = blake2b(f"{seed}:{request_id}".encode(), digest_size=16).digest()
         self._key = np.frombuffer(digest, dtype="<u8").astype(np.uint64)
 
-    def uniforms(self, role: Role, position: int, count: int) -> NDArray[np.float64]:
-        """The first `count` numbers in [0, 1) of the stream (role, position).
+    def uniforms(
+        self, role: Role, position: int, count: int, after: int = 0
+    ) -> NDArray[np.float64]:
+        """The first `count` numbers in [0, 1) of the stream (role, position, after).
 
         A shorter call returns a prefix of a longer one.
 
@@ -43,9 +45,10 @@ class RandomStream:
             role: who draws.
             position: index in the request's output of the first token that the draws decide.
             count: how many numbers.
+            after: the token before that position, where several may stand there: each has a stream.
 
         Returns:
             float64 [count], multiples of 2^-53.
         """
-        counter = np.array([0, position, role, 0], dtype=np.uint64)
+        counter = np.array([0, position, role, after], dtype=np.uint64)
         return np.random.Generator(np.random.Philox(counter=counter, key=self._key)).random(count)

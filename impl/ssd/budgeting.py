@@ -1,26 +1,22 @@
-"""Choosing lookahead and budget so that the predicted speed is highest (`budget: auto`).
+"""What a token is worth and what a pass costs: how far to draft, what to build ahead, when to stop.
 
-Pure arithmetic over measured pass times and estimated acceptance; see `theory.py` for the speed.
+`lookahead: auto` and `budget: auto` follow one rule. Speed is tokens over time, and a ratio of two
+sums is largest exactly when every part is taken whose own ratio exceeds it (Dinkelbach 1967). So,
+at the present speed of S tokens a second, a token that is emitted with chance c is worth c / S
+seconds, and is drafted, built ahead or verified where that exceeds the time it takes. With it the
+speed of DESIGN section 4 is as high as the measured pass times allow, round by round.
+
+Pure arithmetic; knows no model and no clock.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
-
-from impl.ssd.fan_out import OutcomeEstimate, geometric
-from impl.ssd.theory import (
-    Backup,
-    SpeedInputs,
-    expected_tokens,
-    hit_rate,
-    long_run_hit_rate,
-    predict,
-)
-
-BUDGETS = (0, 2, 4, 6, 8, 10, 12, 16, 24)  # 0 does not speculate ahead at all
+from itertools import accumulate
+from statistics import fmean
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +25,7 @@ class PassTimes:
 
     Attributes:
         tokens: the measured numbers, ascending.
-        seconds: their durations.
+        seconds: their durations, made ascending: a wider pass is never the quicker one.
     """
 
     tokens: tuple[int, ...]
@@ -39,7 +35,7 @@ class PassTimes:
     def of(cls, measured: Mapping[int, float]) -> PassTimes:
         """From tokens -> seconds."""
         tokens = tuple(sorted(measured))
-        return cls(tokens, tuple(measured[n] for n in tokens))
+        return cls(tokens, tuple(accumulate((measured[n] for n in tokens), max)))
 
     def at(self, tokens: int) -> float:
         """Seconds of a pass over `tokens` new tokens; extrapolates the outermost slopes."""
@@ -57,72 +53,93 @@ class Costs:
     Attributes:
         verify_idle: target passes while the draft rests.
         verify_loaded: target passes while the draft works.
-        draft: draft passes beside a working target.
+        draft_idle: draft passes while the target rests.
+        draft_loaded: draft passes beside a working target.
     """
 
     verify_idle: PassTimes
     verify_loaded: PassTimes
-    draft: PassTimes
+    draft_idle: PassTimes
+    draft_loaded: PassTimes
 
-    def verify_beside(self, build_s: float, tokens: int) -> float:
-        """Seconds of a target pass that a build of `build_s` seconds slows down while it lasts."""
-        idle, loaded = self.verify_idle.at(tokens), self.verify_loaded.at(tokens)
-        return idle + (loaded - idle) * min(1.0, build_s / loaded)
+    @property
+    def contention(self) -> float:
+        """Seconds that the target loses for each second that the draft works beside it."""
+        pairs = zip(self.verify_idle.seconds, self.verify_loaded.seconds, strict=True)
+        return fmean(max(0.0, 1 - idle / loaded) for idle, loaded in pairs)
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """Lookahead K and guesses B for each sequence, and the speed they promise (tokens/s each)."""
+class Prices:
+    """Seconds gained and lost, at one speed.
 
-    lookahead: int
-    budget: int
+    Attributes:
+        costs: measured pass times.
+        batch_size: sequences advanced together.
+        tokens_per_s: the present speed S of all of them.
+    """
+
+    costs: Costs
+    batch_size: int
     tokens_per_s: float
 
+    def verifying(self, chance: float, drafted: int) -> float:
+        """Seconds gained by verifying a token behind `drafted` others; negative where it loses.
 
-def plan(
-    costs: Costs,
-    after_hit: OutcomeEstimate,
-    after_miss: OutcomeEstimate,
-    batch_size: int,
-    max_lookahead: int,
-    max_budget: int,
-) -> Plan:
-    """The fastest (K, B) by the formula of DESIGN section 4.
+        Args:
+            chance: that the token is emitted, all before it included.
+            drafted: tokens of the same draft before it.
+        """
+        before = self.batch_size * (drafted + 1)
+        times = self.costs.verify_idle
+        more = (times.at(before + self.batch_size) - times.at(before)) / self.batch_size
+        return chance / self.tokens_per_s - more
+
+    def drafting(self, gains: Sequence[float]) -> float:
+        """Seconds gained by a draft pass while the target waits, a row for each verifying gain."""
+        return sum(gains) - self.costs.draft_idle.at(len(gains))
+
+    def ahead(self, chance: float, gain: float) -> float:
+        """Seconds that a row of a pass beside the verification is expected to save.
+
+        What is not there in time is drafted while the target waits if it is worth that, and else
+        lost: the row saves the lesser of the two, if its outcome happens.
+
+        Args:
+            chance: that its outcome happens.
+            gain: of verifying its token.
+        """
+        return chance * min(max(0.0, gain), self.costs.draft_idle.at(1))
+
+
+def rows_of_a_pass(
+    savings: Iterable[float],
+    pass_times: PassTimes,
+    *,
+    remaining: float = math.inf,
+    least: float = 0.0,
+    given: int = 0,
+) -> int:
+    """How many rows the next pass beside the verification should have, the best ones first.
+
+    Their number is the one that saves most a second: the first row of a pass is dear, the further
+    ones are cheap. A pass that outlasts the verification delays the target by the rest.
 
     Args:
-        costs: measured pass times.
-        after_hit: a and r of drafts that came from the cache.
-        after_miss: a and r of drafts made just in time.
-        batch_size: sequences advanced together.
-        max_lookahead: largest K to consider.
-        max_budget: largest B to consider.
+        savings: seconds that each row is expected to save, descending.
+        pass_times: of the draft beside the target.
+        remaining: seconds until the verification is expected to end.
+        least: savings a second that a pass must exceed.
+        given: rows that the pass has anyway; with them it is made whatever it saves.
+
+    Returns:
+        The rows besides those given; 0 where none is worth it.
     """
-    choices = product(range(1, max_lookahead + 1), (b for b in BUDGETS if b <= max_budget))
-    plans = [Plan(k, b, _speed(costs, after_hit, after_miss, batch_size, k, b)) for k, b in choices]
-    return max(plans, key=lambda candidate: candidate.tokens_per_s)
-
-
-def _speed(
-    costs: Costs,
-    after_hit: OutcomeEstimate,
-    after_miss: OutcomeEstimate,
-    batch_size: int,
-    lookahead: int,
-    budget: int,
-) -> float:
-    """Predicted tokens per second of one sequence."""
-    build_s = (lookahead + 1) * costs.draft.at(budget * batch_size) if budget else 0.0
-    verify_s = costs.verify_beside(build_s, (lookahead + 1) * batch_size)
-    rates = [
-        hit_rate(e.acceptance, e.exponent, geometric(budget, lookahead, e.acceptance, e.exponent))
-        for e in (after_hit, after_miss)
-    ]
-    backup_s = lookahead * costs.draft.at(batch_size)
-    inputs = SpeedInputs(
-        hit_rate=long_run_hit_rate(*rates),
-        tokens_on_hit=expected_tokens(after_hit.acceptance, lookahead),
-        build_time=build_s / verify_s,
-        backup=Backup(expected_tokens(after_miss.acceptance, lookahead), backup_s / verify_s),
-        batch_size=batch_size,
-    )
-    return predict(inputs).speed / verify_s
+    best, best_rate, total = 0, 0.0 if given else least, 0.0
+    for count, saving in enumerate(savings, start=1):
+        total += saving
+        seconds = pass_times.at(given + count)
+        rate = (total - max(0.0, seconds - remaining)) / seconds
+        if rate > best_rate:
+            best, best_rate = count, rate
+    return best

@@ -1,4 +1,4 @@
-"""Measuring what passes cost, so that lookahead and budget can be planned from the start."""
+"""Measuring what passes cost, so that lookahead and budget can go by it from the start."""
 
 from __future__ import annotations
 
@@ -22,22 +22,33 @@ REPEATS = 3  # the quickest counts: the least disturbed by other programs
 def measure_costs(
     target: LanguageModel, cache: KVCache, draft: DraftProcess, batch_size: int
 ) -> Costs:
-    """Times target passes alone and beside a working draft, and the draft's beside them."""
+    """Times the passes of target and draft, each alone and beside the other."""
     sizes = tuple(n * batch_size for n in TOKENS)
+    rows = Exercise(tuple(n * batch_size for n in ROWS))
     idle = _time_passes(target, cache, sizes)
-    draft.send(Exercise(tuple(n * batch_size for n in ROWS)))
+    draft.send(rows)
     loaded = _time_passes(target, cache, sizes)
+    beside = _rest(draft)
+    draft.send(rows)
+    alone = _rest(draft)
+    return Costs(*(PassTimes.of(seconds) for seconds in (idle, loaded, alone, beside)))
+
+
+def _rest(draft: DraftProcess) -> dict[int, float]:
     draft.send(Rest())
     exercised: Exercised = draft.receive()
-    return Costs(PassTimes.of(idle), PassTimes.of(loaded), PassTimes.of(exercised.seconds))
+    return exercised.seconds
 
 
 def exercise(
     model: LanguageModel, cache: KVCache, sizes: Sequence[int], channel: Channel
 ) -> dict[int, float]:
-    """Runs passes of these sizes in turns until `Rest` arrives; the quickest seconds of each."""
+    """Runs passes of these sizes in turns until `Rest` arrives; the quickest seconds of each.
+
+    Each size is timed `REPEATS` times at least, then also while nothing else works.
+    """
     seconds: dict[int, list[float]] = {size: [] for size in sizes}
-    while not channel.poll() or not all(seconds.values()):
+    while not channel.poll() or len(seconds[sizes[-1]]) < REPEATS:
         for size in sizes:
             seconds[size].append(_time_pass(model, cache, size))
     message = channel.receive()

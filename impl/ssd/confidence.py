@@ -81,13 +81,10 @@ class ConfidentFanOut:
     def allocate(self, confidences: Sequence[float], budget: int, least: float = 0.0) -> FanOut:
         """F_0..F_K: the `budget` likeliest outcomes but for those with a chance below `least`."""
         ends = self._ends(confidences)
-        last = len(ends) - 1
         fan_out = [0] * len(ends)
 
         def chance(k: int) -> float:
-            rank = fan_out[k] + 1
-            profile = self._bonus if k == last else self._rejected
-            return ends[k] * profile.of(rank) if rank <= MAX_RANK else 0.0
+            return self._chance(ends, k, fan_out[k] + 1)
 
         queue = [(-chance(k), k) for k in range(len(ends))]
         heapq.heapify(queue)
@@ -98,6 +95,24 @@ class ConfidentFanOut:
             fan_out[k] += 1
             heapq.heapreplace(queue, (-chance(k), k))
         return tuple(fan_out)
+
+    def chances(self, confidences: Sequence[float], positions: Sequence[int]) -> list[float]:
+        """The chance of each guess: its position k, and its rank among the guesses there.
+
+        Args:
+            confidences: of the K drafted tokens.
+            positions: k of each guess, those of one position in the order of their ranks.
+        """
+        ends, ranks = self._ends(confidences), [0] * (len(confidences) + 1)
+        found = []
+        for k in positions:
+            ranks[k] += 1
+            found.append(self._chance(ends, k, ranks[k]))
+        return found
+
+    def _chance(self, ends: Sequence[float], k: int, rank: int) -> float:
+        profile = self._bonus if k == len(ends) - 1 else self._rejected
+        return ends[k] * profile.of(rank) if rank <= MAX_RANK else 0.0
 
     def _ends(self, confidences: Sequence[float]) -> list[float]:
         """P(k) for k = 0..K: the chance that exactly k tokens are accepted."""

@@ -42,7 +42,8 @@ class SaguaroDecoder(AsynchronousDecoder):
         )  # fmt: skip
         self.draft = SpeculationClient(self.start_process(Speculator, arguments))
         self.costs: Costs | None = None
-        if "auto" in (options.lookahead, options.budget) and not setup.deterministic:
+        timed = "auto" in (options.lookahead, options.budget) or options.build == "likeliest"
+        if timed and not setup.deterministic:
             self.costs = self._calibrate()
 
     @classmethod
@@ -84,7 +85,7 @@ class SaguaroDecoder(AsynchronousDecoder):
             verified = ((latest.lookahead if latest else 4) + 1) * size
             facts["verify_idle_ms"] = 1e3 * self.costs.verify_idle.at(verified)
             facts["verify_loaded_ms"] = 1e3 * self.costs.verify_loaded.at(verified)
-            facts["draft_pass_ms"] = 1e3 * self.costs.draft.at(size)
+            facts["draft_pass_ms"] = 1e3 * self.costs.draft_idle.at(size)
         return facts
 
     def _calibrate(self) -> Costs:
@@ -93,7 +94,7 @@ class SaguaroDecoder(AsynchronousDecoder):
             costs = measure_costs(
                 self.verifier.target, self.verifier.cache, process, self.setup.batch_size
             )
-            process.send(TakeCosts(costs))
+            process.send(TakeCosts(costs, self.setup.batch_size))
         except BaseException:  # also Ctrl-C: leave no process behind
             process.close()
             raise

@@ -1,9 +1,10 @@
 """Which backup drafts after a miss: the draft model just in time, or something that costs nothing.
 
-`neural` drafts K tokens with the model while the target waits. `fast` continues an n-gram of the
-sequence's own text, else repeats its last token: point masses, ready at once, seldom accepted. The
+`neural` drafts with the model while the target waits. `fast` continues an n-gram of the sequence's
+own text, else repeats its last token: point masses, ready at once, less often accepted. The
 adaptive choice follows the predicted speeds; the more sequences share a round, the more often one
-of them misses and the dearer a wait becomes, until at b* the fast one wins.
+of them misses and the dearer a wait becomes, until at b* the fast one wins. It repeats no token:
+where the text has no n-gram to continue, and no wait is worth it, nothing is drafted.
 """
 
 from __future__ import annotations
@@ -11,17 +12,11 @@ from __future__ import annotations
 from typing import Literal
 
 from harness.decoder import CacheOutcome
-from impl.engine.ngram import NgramIndex
 from impl.ssd.theory import Backup, SpeedInputs, critical_batch_size
 
 BackupName = Literal["neural", "fast"]
 
 _SMOOTHING = 0.1  # weight of the newest observation in a running mean
-
-
-def fast_tokens(ngrams: NgramIndex, count: int) -> list[int]:
-    """`count` tokens without a model: the n-gram's continuation, else the last token repeated."""
-    return ngrams.continuation(count) or [ngrams.tokens[-1]] * count
 
 
 class _Mean:
@@ -64,16 +59,21 @@ class AdaptiveFallback:
         """Learns how long the neural backup took, in units of one verification."""
         self._neural_time.add(verifications)
 
-    def critical_batch_size(self) -> float:
-        """b*, from which on the fast backup is predicted to be faster."""
+    def critical_batch_size(self, found: bool = True) -> float:
+        """b*, from which on the fast backup is predicted to be faster.
+
+        Args:
+            found: whether it has an n-gram to continue; without one it brings the target's token.
+        """
         inputs = SpeedInputs(
             hit_rate=self._hit_rate.value,
             tokens_on_hit=self._tokens_on_hit.value,
             build_time=1.0,
             backup=Backup(self._tokens["neural"].value, self._neural_time.value),
         )
-        return critical_batch_size(inputs, Backup(self._tokens["fast"].value, 0.0))
+        tokens = self._tokens["fast"].value if found else 1.0
+        return critical_batch_size(inputs, Backup(tokens, 0.0))
 
-    def choose(self, batch_size: int) -> BackupName:
-        """The backup for a round of `batch_size` sequences of which some missed."""
-        return "fast" if batch_size >= self.critical_batch_size() else "neural"
+    def choose(self, batch_size: int, found: bool) -> BackupName:
+        """The backup of a sequence that missed, in a round of `batch_size` sequences."""
+        return "fast" if batch_size >= self.critical_batch_size(found) else "neural"

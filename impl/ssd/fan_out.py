@@ -122,6 +122,10 @@ class AdaptiveFanOut:
         """The present a and r for a draft that came from a hit or a miss."""
         return self._of(after).estimate()
 
+    def acceptance(self, after: CacheOutcome | None) -> float:
+        """The present a alone, which costs nothing to know."""
+        return self._of(after).acceptance
+
     def allocate(self, after: CacheOutcome | None, budget: int, lookahead: int) -> FanOut:
         """The geometric fan-out for the draft now under verification."""
         now = self.estimate(after)
@@ -149,10 +153,14 @@ class _Statistics:
         else:
             self._ranks[rank - 1] += 1
 
-    def estimate(self) -> OutcomeEstimate:
+    @property
+    def acceptance(self) -> float:
         strength = self._prior.strength
         successes = strength * self._prior.acceptance + self._accepted
-        return OutcomeEstimate(successes / (strength + self._decided), self._fit_exponent())
+        return successes / (strength + self._decided)
+
+    def estimate(self) -> OutcomeEstimate:
+        return OutcomeEstimate(self.acceptance, self._fit_exponent())
 
     def _fit_exponent(self) -> float:
         """Mode of the posterior of r, where the derivative of its concave logarithm is 0.

@@ -78,6 +78,7 @@ class Exercised(NamedTuple):
 
 
 class TakeCosts(NamedTuple):
-    """Decoder: pass times to plan with. Not answered."""
+    """Decoder: pass times to go by, for batches of this size. Not answered."""
 
     costs: Costs
+    batch_size: int

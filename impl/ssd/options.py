@@ -19,10 +19,15 @@ class SaguaroOptions(AsynchronousOptions):
     tuning_grid: ClassVar[TuningGrid] = {"lookahead": (3, 4, 6, "auto"), "budget": (4, 8, "auto")}
 
     lookahead: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = Field(
-        "auto", description="draft tokens a round (K); auto: by predicted speed"
+        "auto",
+        description="draft tokens a round (K) at most; auto: as many as are worth their time",
     )
     budget: Annotated[int, Field(ge=0, le=512)] | Literal["auto"] = Field(
-        "auto", description="most outcomes guessed for each sequence (B); auto: by predicted speed"
+        "auto",
+        description="outcomes guessed for each sequence (B) at most; auto: while they are worth it",
+    )
+    build: Literal["likeliest", "all"] = Field(
+        "likeliest", description="which branches a pass extends: those that save most time, or all"
     )
     fan_out: Literal["uniform", "geometric", "adaptive", "confidence"] = Field(
         "confidence",

@@ -8,18 +8,21 @@ drafted, and verification is exact for whatever was.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.decoder import CacheOutcome
-from impl.ssd.budgeting import Costs, Plan, plan
+from impl.ssd.budgeting import Costs, Prices, rows_of_a_pass
 from impl.ssd.confidence import ConfidentFanOut
 from impl.ssd.fallback import AdaptiveFallback, BackupName
 from impl.ssd.fan_out import AdaptiveFanOut, FanOut, geometric, uniform
 from impl.ssd.options import SaguaroOptions
 from impl.ssd.speculation import Path
+from impl.ssd.speculation_cache import Outcome
 
-_FIXED = Plan(lookahead=4, budget=8, tokens_per_s=math.nan)  # stands in for `auto` without a clock
-_SMOOTHING = 0.1  # weight of the newest round in a running mean
+_LOOKAHEAD, _BUDGET = 4, 8  # stand in for `auto` where no pass was timed
+_MEMORY = 0.95  # weight of the past at each new round, in running sums
+_PRIOR_TOKENS, _PRIOR_ROUNDS = 3.0, 5  # tokens a round believed at first; its weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,73 +47,87 @@ class Verdict:
 
 
 class Policy:
-    """The decisions under one set of options.
-
-    Attributes:
-        lookahead: K, how many tokens to draft.
-        budget: B, how many outcomes to guess for each sequence.
-    """
+    """The decisions under one set of options."""
 
     def __init__(self, options: SaguaroOptions, *, deterministic: bool) -> None:
         self.options = options
         self._deterministic = deterministic
         self._costs: Costs | None = None
+        self._prices: Prices | None = None
         self._adaptive = AdaptiveFanOut()
         self._confident = ConfidentFanOut()
         self._fallback = AdaptiveFallback()
-        self._verify_s: float | None = None
-        self._tokens_per_round = 3.0
-        self.lookahead, self.budget = 0, 0
-        self._take(_FIXED)
+        self._speed = _Ratio(0.0, 0.0)  # tokens, seconds
+        self._verify_s = _Ratio(0.0, 0.0)  # seconds, verifications
+        self._drift = _Ratio(1.0, 1.0)  # seconds, as expected from the pass times
+        self._fast_acceptance = _Ratio(2.0, 4.0)  # accepted, decided
 
     # What it learns.
 
-    def take_costs(self, costs: Costs) -> None:
-        """Learns the pass times that `auto` plans with."""
+    def take_costs(self, costs: Costs, batch_size: int) -> None:
+        """Learns the pass times that `auto` goes by, for batches of this size."""
         self._costs = costs
+        drafted = round(_PRIOR_TOKENS)
+        seconds = costs.verify_idle.at(batch_size * (drafted + 1))
+        seconds += drafted * costs.draft_idle.at(batch_size)
+        tokens = batch_size * _PRIOR_TOKENS
+        self._speed = _Ratio(_PRIOR_ROUNDS * tokens, _PRIOR_ROUNDS * seconds)
+        self._price(batch_size)
 
     def observe(self, verdict: Verdict) -> None:
         """Learns from one verification."""
         drafted = len(verdict.confidences)
         self._adaptive.observe(verdict.after, verdict.accepted, drafted, verdict.rank)
         self._confident.observe(verdict.confidences, verdict.accepted, verdict.rank)
+        backup = verdict.backup if drafted else None
         emitted = verdict.accepted + 1
-        self._fallback.observe(verdict.after, verdict.backup, emitted, verdict.missed)
-        self._tokens_per_round += _SMOOTHING * (emitted - self._tokens_per_round)
+        self._fallback.observe(verdict.after, backup, emitted, verdict.missed)
 
-    def observe_verification(self, seconds: float) -> None:
-        """Learns how long the target kept the draft waiting."""
-        old = seconds if self._verify_s is None else self._verify_s
-        self._verify_s = old + _SMOOTHING * (seconds - old)
+    def observe_round(self, tokens: int, seconds: float, batch_size: int) -> None:
+        """Learns what a whole round took, and how many tokens all its sequences emitted."""
+        self._speed.add(tokens, seconds)
+        self._price(batch_size)
+
+    def observe_verification(self, seconds: float, tokens: int) -> None:
+        """Learns how long the target took to verify `tokens` tokens of all sequences."""
+        self._verify_s.add(seconds, 1.0)
+        if self._costs is not None:
+            self._drift.add(seconds, self._costs.verify_loaded.at(tokens))
+
+    def expected_verification(self, tokens: int) -> float:
+        """Seconds that verifying `tokens` tokens should take; endless where nothing was timed."""
+        if self._costs is None:
+            return math.inf
+        return self._drift.value * self._costs.verify_loaded.at(tokens)
 
     def observe_backup(self, seconds: float) -> None:
         """Learns how long the neural backup took."""
-        if self._verify_s:
-            self._fallback.observe_backup_time(seconds / self._verify_s)
+        if self._verify_s.below:
+            self._fallback.observe_backup_time(seconds / self._verify_s.value)
+
+    def observe_fast(self, accepted: int, drafted: int) -> None:
+        """Learns how often tokens of the fast backup are accepted."""
+        self._fast_acceptance.add(accepted, min(accepted + 1, drafted))
+
+    def _price(self, batch_size: int) -> None:
+        if self._costs is not None and not self._deterministic:
+            self._prices = Prices(self._costs, batch_size, self._speed.value)
 
     # What it decides.
 
-    def replan(self, batch_size: int) -> None:
-        """Chooses K and B anew where they are automatic; called between rounds, not within one."""
-        if self._costs is None or self._deterministic:
-            return
-        estimate = self._adaptive.estimate
-        options = self.options
-        self._take(
-            plan(
-                self._costs,
-                estimate(CacheOutcome.HIT),
-                estimate(CacheOutcome.MISS),
-                batch_size,
-                options.max_lookahead,
-                options.max_budget,
-            )
-        )
+    @property
+    def lookahead(self) -> int:
+        """K, the most tokens to draft."""
+        if self.options.lookahead != "auto":
+            return self.options.lookahead
+        return _LOOKAHEAD if self._prices is None else self.options.max_lookahead
 
-    def _take(self, chosen: Plan) -> None:
-        options = self.options
-        self.lookahead = chosen.lookahead if options.lookahead == "auto" else options.lookahead
-        self.budget = chosen.budget if options.budget == "auto" else options.budget
+    @property
+    def budget(self) -> int:
+        """B, the most outcomes to guess for each sequence."""
+        if self.options.budget != "auto":
+            return self.options.budget
+        return _BUDGET if self._prices is None else self.options.max_budget
 
     def fan_out(self, after: CacheOutcome | None, confidences: list[float]) -> FanOut:
         """F_0..F_K for a speculation whose K tokens were drafted with these confidences."""
@@ -125,25 +142,85 @@ class Policy:
             case "confidence":
                 return self._confident.allocate(confidences, self.budget, options.least_chance)
 
-    def backup(self, batch_size: int) -> BackupName:
-        """Who drafts for the missing sequences of a batch."""
+    def chances(self, confidences: list[float], outcomes: Sequence[Outcome]) -> list[float]:
+        """The chance of each guessed outcome; they come by position, the likeliest first."""
+        return self._confident.chances(confidences, [outcome.accepted for outcome in outcomes])
+
+    def reach(self, path: Path, confidence: float) -> float:
+        """The chance that a path's tokens and one more of this confidence are all accepted."""
+        return path.reach * self._confident.acceptance.of(confidence)
+
+    def backup(self, batch_size: int, found: bool) -> BackupName:
+        """Who drafts for a missing sequence; `found`: its text has an n-gram to continue."""
         if self.options.fallback != "adaptive":
             return self.options.fallback
-        return "neural" if self._deterministic else self._fallback.choose(batch_size)
+        return "neural" if self._deterministic else self._fallback.choose(batch_size, found)
 
-    def worth_extending(self, path: Path, pass_s: float) -> bool:
-        """Whether one more token just in time brings more than its pass costs.
+    def fast_length(self, wanted: int) -> int:
+        """How many of the fast backup's tokens are worth their verification, one at least."""
+        if self.options.lookahead != "auto" or self._prices is None:
+            return wanted
+        length, chance = 1, self._fast_acceptance.value
+        while length < wanted and self._prices.verifying(chance ** (length + 1), length) > 0:
+            length += 1
+        return min(length, wanted)
 
-        It is emitted with the chance that all before it and itself are accepted; the pass delays
-        the round's other tokens. Compared at the run's own rate of tokens per second.
-        """
-        if not self.options.return_short or self._deterministic or self._verify_s is None:
+    def worth_drafting(self, paths: Sequence[Path], after: Sequence[CacheOutcome | None]) -> bool:
+        """Whether a pass while the target waits brings more than it costs: a token of each path."""
+        if not self.options.return_short or self._prices is None:
             return True
-        reached = math.prod(self._confident.acceptance.of(c) for c in path.confidences)
-        average = self._adaptive.estimate(CacheOutcome.MISS).acceptance
-        return reached * average > pass_s / self._verify_s * self._tokens_per_round
+        gains = [self._gain(*pair) for pair in zip(paths, after, strict=True)]
+        return self._prices.drafting(gains) > 0
+
+    def worth_verifying(self, path: Path, after: CacheOutcome | None) -> bool:
+        """Whether a path's next token would be worth its verification."""
+        return self.options.lookahead != "auto" or self._gain(path, after) > 0
+
+    def likeliest(self, paths: Sequence[Path], given: int, remaining: float) -> list[Path]:
+        """Which paths a pass beside the verification extends.
+
+        Args:
+            paths: those that have a token to feed and want another.
+            given: rows that the pass has anyway.
+            remaining: seconds until the verification is expected to end.
+        """
+        prices = self._prices
+        if self.options.build == "all" or prices is None:
+            return list(paths)
+        savings = {
+            path: prices.ahead(path.chance, self._gain(path, CacheOutcome.HIT)) for path in paths
+        }
+        ranked = sorted(paths, key=savings.__getitem__, reverse=True)
+        least = prices.costs.contention if self.options.budget == "auto" else -math.inf
+        best_first = map(savings.__getitem__, ranked)
+        count = rows_of_a_pass(
+            best_first, prices.costs.draft_loaded, remaining=remaining, least=least, given=given
+        )
+        return ranked[:count]
+
+    def _gain(self, path: Path, after: CacheOutcome | None) -> float:
+        """Seconds gained by verifying the path's next token, which nobody has seen yet."""
+        if self._prices is None:
+            return math.inf
+        chance = path.reach * self._adaptive.acceptance(after)
+        return self._prices.verifying(chance, path.drafted)
 
     @property
     def critical_batch_size(self) -> float:
         """b* of the adaptive fallback; infinite while the neural backup always wins."""
         return self._fallback.critical_batch_size()
+
+
+class _Ratio:
+    """A ratio of two running sums that forget."""
+
+    def __init__(self, above: float, below: float) -> None:
+        self.above, self.below = above, below
+
+    @property
+    def value(self) -> float:
+        return self.above / self.below
+
+    def add(self, above: float, below: float) -> None:
+        self.above = _MEMORY * self.above + above
+        self.below = _MEMORY * self.below + below

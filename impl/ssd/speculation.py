@@ -4,8 +4,9 @@ r"""One sequence on the draft's side: the trunk under verification and the branc
                       \    \
                        t   t'  -> its own tokens     branches: speculations for guessed outcomes
 
-Trunk and branches are paths in one token tree whose nodes are cells behind the settled ones. Pure
-bookkeeping: it says which tokens to feed and takes their logits; it runs no model.
+Trunk and branches are paths. A path's tokens become nodes of one token tree in the order in which
+they are fed, so a path can wait while others grow; the nodes are cells behind the settled ones.
+Pure bookkeeping: it says what has not been fed and takes the logits; it runs no model.
 """
 
 from __future__ import annotations
@@ -33,17 +34,25 @@ class Path:
     """A chain of drafted tokens behind a start token.
 
     Attributes:
-        nodes: tree nodes of the start token (t* or a guess of it), then of the drafted tokens.
+        tokens: target ids of the start token (t* or a guess of it), then of the drafted tokens.
+        parent: the node behind which the start token stands.
         ahead: how many output tokens lie between the trunk's t* and the start token.
-        wanted: how many tokens to draft.
-        logits: the draft's logits [Vd] behind each node that has been fed.
+        wanted: how many tokens to draft at most.
+        chance: the estimated chance that its outcome is the one that happens; 1 for the trunk.
+        reach: the estimated chance that all its drafted tokens are accepted once it has happened.
+        nodes: tree nodes of the tokens that have been fed, the first ones.
+        logits: the draft's logits [Vd] behind each node.
         q: the distribution [Vd] that each drafted token was drawn from; empty for point masses.
         confidences: the draft's probability of each drafted token.
     """
 
-    nodes: list[int]
+    tokens: list[int]
+    parent: int
     ahead: int
     wanted: int
+    chance: float = 1.0
+    reach: float = 1.0
+    nodes: list[int] = field(default_factory=list)
     logits: list[torch.Tensor] = field(default_factory=list)
     q: list[torch.Tensor] = field(default_factory=list)
     confidences: list[float] = field(default_factory=list)
@@ -51,12 +60,22 @@ class Path:
     @property
     def drafted(self) -> int:
         """How many tokens have been drafted."""
-        return len(self.nodes) - 1
+        return len(self.tokens) - 1
 
     @property
     def complete(self) -> bool:
         """Whether all the wanted tokens are there."""
         return self.drafted >= self.wanted
+
+    @property
+    def usable(self) -> bool:
+        """Whether it is a speculation: it has a token, or wants none."""
+        return self.drafted > 0 or self.complete
+
+    @property
+    def fed(self) -> bool:
+        """Whether every token has been fed."""
+        return len(self.nodes) == len(self.tokens)
 
 
 class SequenceSpeculation:
@@ -65,7 +84,8 @@ class SequenceSpeculation:
     Attributes:
         sequence: its tokens and stopping rules, in step with the decoder's.
         ngrams: of its text, for the fast backup.
-        tree: trunk and branches; nodes before `fed` have been fed to the draft model.
+        tree: the nodes that have been fed since the last outcome.
+        settled: tokens that are settled but not fed, to be fed ahead of the trunk.
         trunk: the speculation that the decoder was given last, growing until it is handed over.
         cache: the branches by the outcome they are for.
         after: how the trunk was found: after a hit, a miss, or None at the sequence's start.
@@ -89,69 +109,66 @@ class SequenceSpeculation:
         self.opened = 0
         self._capacity = capacity
         self.tree = TokenTree(len(sequence.tokens) - 1, self._capacity)
-        self.fed = 0
-        self.trunk = self._start_trunk(sequence.tokens[-1], ROOT)
+        self.settled: list[int] = []
+        self.trunk = self._start_trunk(sequence.tokens[-1])
 
-    def drafted_tokens(self, path: Path) -> list[int]:
-        """Target ids of a path's drafted tokens."""
-        return [self.tree.tokens[node] for node in path.nodes[1:]]
+    def guessed(self) -> int:
+        """How many outcomes have a speculation by now."""
+        return sum(path.usable for path in self.cache.values())
 
-    def paths(self) -> list[Path]:
-        """The trunk and every branch."""
-        return [self.trunk, *self.cache.values()]
+    def feed(self, path: Path) -> None:
+        """Makes nodes of a path's tokens that have not been fed; of settled ones before them."""
+        if path is self.trunk and not path.nodes:
+            for token in self.settled:
+                path.parent = self.tree.add(token, path.parent)
+        for token in path.tokens[len(path.nodes) :]:
+            path.nodes.append(self.tree.add(token, path.nodes[-1] if path.nodes else path.parent))
 
-    @property
-    def finished(self) -> bool:
-        """Whether every branch is complete and the trunk's last token has been fed."""
-        trunk_fed = len(self.trunk.logits) == len(self.trunk.nodes)
-        return trunk_fed and all(path.complete for path in self.cache.values())
-
-    def extend(self, path: Path, token: int) -> None:
-        """Appends a drafted token to a path."""
-        path.nodes.append(self.tree.add(token, path.nodes[-1]))
-
-    def open_branches(self, outcomes: list[Outcome]) -> None:
-        """Starts a branch for each guessed outcome."""
-        for outcome in outcomes:
+    def open_branches(self, outcomes: list[Outcome], chances: list[float]) -> None:
+        """Starts a branch for each guessed outcome, each with its chance."""
+        for outcome, chance in zip(outcomes, chances, strict=True):
             ahead = outcome.accepted + 1
             wanted = self.sequence.draft_limit(self.lookahead + ahead) - ahead
-            node = self.tree.add(outcome.token, self.trunk.nodes[outcome.accepted])
-            self.cache.insert(outcome, Path([node], ahead, max(0, wanted)))
+            parent = self.trunk.nodes[outcome.accepted]
+            branch = Path([outcome.token], parent, ahead, max(0, wanted), chance)
+            self.cache.insert(outcome, branch)
 
     def resolve(self, outcome: Outcome) -> list[int]:
         """Takes the verification's outcome: settles the accepted tokens, makes a hit the new trunk.
 
+        An outcome that was guessed but for which nothing has been drafted is a miss.
+
         Returns:
             The cells to gather behind the settled ones, in order.
         """
-        hit = self.cache.lookup(outcome)
+        trunk, hit = self.trunk, self.cache.lookup(outcome)
+        if hit is not None and not hit.usable:
+            hit = None
         self.after = CacheOutcome.MISS if hit is None else CacheOutcome.HIT
-        first = self.trunk.nodes[0]
-        settled = [*range(first), *self.trunk.nodes[: outcome.accepted + 1]]
-        kept = [node for node in (*settled, *(hit.nodes if hit else ())) if node < self.fed]
+        settled = trunk.tokens[: outcome.accepted + 1]
+        nodes = trunk.nodes[: outcome.accepted + 1]
+        kept = [*range(nodes[0] if nodes else 0), *nodes, *(hit.nodes if hit else ())]
         cells = self.tree.cells(kept)
-        self._replant(settled, outcome, hit)
+        before = [] if nodes else self.settled
+        self.settled = [*before, *settled[len(nodes) :]]
+        self.sequence.append([*settled[1:], outcome.token])
+        self._replant(hit)
         return cells
 
-    def _replant(self, settled: list[int], outcome: Outcome, hit: Path | None) -> None:
+    def _replant(self, hit: Path | None) -> None:
         """A new tree behind the settled tokens, holding t* and what was speculated behind it."""
-        old, fed = self.tree, self.fed
-        unfed = [old.tokens[node] for node in settled if node >= fed]  # s_K at most
-        self.sequence.append([*self.drafted_tokens(self.trunk)[: outcome.accepted], outcome.token])
-        self.tree = TokenTree(len(self.sequence.tokens) - 1 - len(unfed), self._capacity)
-        self.fed = sum(node < fed for node in hit.nodes) if hit else 0
+        self.tree = TokenTree(len(self.sequence.tokens) - 1 - len(self.settled), self._capacity)
         self.cache.clear()
         self.building, self.fan_out, self.opened, self.backup = False, None, 0, None
-        parent = ROOT
-        for token in unfed:
-            parent = self.tree.add(token, parent)
-        self.trunk = self._start_trunk(outcome.token, parent)
-        if hit:
-            for node in hit.nodes[1:]:
-                self.extend(self.trunk, old.tokens[node])
-            self.trunk.logits, self.trunk.q = hit.logits, hit.q
-            self.trunk.confidences = hit.confidences
+        self.trunk = self._start_trunk(self.sequence.tokens[-1])
+        if hit is None:
+            return
+        fed = len(hit.nodes)
+        self.trunk.tokens, self.trunk.reach = hit.tokens[:fed], hit.reach
+        self.feed(self.trunk)
+        self.trunk.tokens = hit.tokens
+        self.trunk.logits, self.trunk.q = hit.logits, hit.q
+        self.trunk.confidences = hit.confidences
 
-    def _start_trunk(self, token: int, parent: int) -> Path:
-        wanted = self.sequence.draft_limit(self.lookahead)
-        return Path([self.tree.add(token, parent)], ahead=0, wanted=wanted)
+    def _start_trunk(self, token: int) -> Path:
+        return Path([token], ROOT, ahead=0, wanted=self.sequence.draft_limit(self.lookahead))

@@ -1,7 +1,7 @@
 """The draft process of SSD: answers outcomes, and speculates ahead while the target verifies.
 
     loop:
-        if no message waits and a cache is not complete: one pass over all trunks and branches
+        if no message waits and a cache is worth filling: one pass over the likeliest branches
         else: receive
             Speculate(outcomes): look each up; a hit becomes the trunk at once, a miss is drafted
             by the backup; answer; then the caches are filled for the outcomes of this answer
@@ -27,7 +27,6 @@ from impl.engine.models import ModelSpec
 from impl.engine.sequence import Sequence
 from impl.engine.token_batch import Segment, TokenBatch
 from impl.ssd.calibration import exercise
-from impl.ssd.fallback import fast_tokens
 from impl.ssd.messages import (
     Ask,
     Exercise,
@@ -42,6 +41,8 @@ from impl.ssd.policy import Policy, Verdict
 from impl.ssd.saguaro_sampling import reweight
 from impl.ssd.speculation import Path, SequenceSpeculation, tree_capacity
 from impl.ssd.speculation_cache import Outcome, guesses
+
+Feeding = dict[SequenceSpeculation, list[Path]]  # which paths of each sequence a pass feeds
 
 
 class Speculator:
@@ -74,8 +75,8 @@ class Speculator:
         self.cache = self.model.new_cache(len(q_buffer), max_context + self.capacity)
         self.sequences: dict[str, SequenceSpeculation] = {}
         self.speculating: list[Span] = []
-        self.pass_s = 0.0  # of the latest pass just in time
-        self.answered_ns = 0
+        self.answered_ns = 0  # when the last answer went out; 0 where no round lies between
+        self.verifying = 0  # tokens that the target verifies since
 
     def serve(self, channel: Channel) -> None:
         """Works until told to close."""
@@ -86,25 +87,27 @@ class Speculator:
                 continue
             match channel.receive():
                 case Speculate(asked):
-                    channel.send(self._answer(asked))
-                    self.answered_ns = time.perf_counter_ns()
+                    answer = self._answer(asked)
+                    channel.send(answer)
+                    self._end_round(asked)
                     self._begin_caches(asked)
                 case Prefill() as message:
                     self._prefill(message)
                     channel.send(Prefilled(message.request.request_id))
                 case Release(request_id):
                     del self.sequences[request_id]
+                    self.answered_ns = 0
                 case Exercise(tokens):
                     channel.send(Exercised(exercise(self.model, self.cache, tokens, channel)))
-                case TakeCosts(costs):
-                    self.policy.take_costs(costs)
+                case TakeCosts(costs, batch_size):
+                    self.policy.take_costs(costs, batch_size)
                 case Close():
                     return
 
     def _prefill(self, message: Prefill) -> None:
         sequence = Sequence(message.request, message.slot, self.max_context)
         self.model.prefill(self.cache, message.slot, sequence.tokens[:-1])
-        self.policy.replan(len(self.sequences) + 1)
+        self.answered_ns = 0
         self.sequences[message.request.request_id] = SequenceSpeculation(
             sequence, self.policy.lookahead, self.capacity, self.options.max_budget
         )
@@ -114,18 +117,17 @@ class Speculator:
     def _answer(self, asked: List[Ask]) -> Speculations:
         start_ns = time.perf_counter_ns()
         if self.answered_ns:
-            self.policy.observe_verification((start_ns - self.answered_ns) / 1e9)
+            self.policy.observe_verification((start_ns - self.answered_ns) / 1e9, self.verifying)
         states = [self.sequences[ask.request_id] for ask in asked]
-        if unfed := [
-            state for state in states if state.backup == "fast" and not state.trunk.logits
-        ]:
-            self._pass(unfed)  # or what a fast backup proposed would pile up
-        guessed = [len(state.cache) for state in states]
+        if unfed := [state for state in states if state.backup == "fast" and not state.trunk.nodes]:
+            self._pass({state: [state.trunk] for state in unfed})  # or they would pile up
+        guessed = [state.guessed() for state in states]
         for state, ask in zip(states, asked, strict=True):
             if ask.outcome is not None:
                 self._resolve(state, ask.outcome)
         self._complete_trunks(states)
         items = [self._hand_over(*pair) for pair in zip(states, guessed, strict=True)]
+        self.verifying = sum(len(item.tokens) + 1 for item in items)
         spans = [*self.speculating, Span(SpanKind.DRAFT, start_ns, time.perf_counter_ns())]
         self.speculating = []
         policy = self.policy
@@ -136,6 +138,8 @@ class Speculator:
     def _resolve(self, state: SequenceSpeculation, outcome: Outcome) -> None:
         self._learn(state, outcome)
         state.lookahead = self.policy.lookahead
+        if state.backup == "fast":
+            self.policy.observe_fast(outcome.accepted, state.trunk.drafted)
         slot = state.sequence.slot
         self.cache.truncate(slot, state.tree.trunk)
         self.cache.gather(slot, state.resolve(outcome))
@@ -143,36 +147,46 @@ class Speculator:
     def _complete_trunks(self, states: List[SequenceSpeculation]) -> None:
         """Drafts for misses and first speculations, and completes hits that were cut short."""
         missed = [state for state in states if state.after is CacheOutcome.MISS]
-        if missed and self.policy.backup(len(self.sequences)) == "fast":
-            for state in missed:
-                self._draft_fast(state)
         for state in missed:
-            state.backup = state.backup or "neural"
+            found = state.ngrams.continuation(state.trunk.wanted)
+            state.backup = self.policy.backup(len(self.sequences), bool(found))
+            if state.backup == "fast":
+                self._draft_fast(state.trunk, found)
         start = time.perf_counter()
-        while growing := [state for state in states if self._wants_more(state.trunk)]:
-            begin = time.perf_counter()
-            self._pass(growing)
-            self.pass_s = time.perf_counter() - begin
+        while growing := self._growing(states):
+            self._pass({state: [state.trunk] for state in growing})
         if any(state.backup == "neural" for state in missed):
             self.policy.observe_backup(time.perf_counter() - start)
 
-    def _wants_more(self, trunk: Path) -> bool:
-        if trunk.drafted and not self.policy.worth_extending(trunk, self.pass_s):
-            trunk.wanted = trunk.drafted
-        return not trunk.complete
+    def _growing(self, states: List[SequenceSpeculation]) -> list[SequenceSpeculation]:
+        """Whose trunks one more pass extends while the target waits; none where it does not pay."""
+        growing = [state for state in states if self._wants_more(state.trunk, state.after)]
+        if growing and all(state.trunk.drafted for state in growing):  # one at least: to learn from
+            trunks = [state.trunk for state in growing]
+            if not self.policy.worth_drafting(trunks, [state.after for state in growing]):
+                return []
+        return growing
 
-    def _draft_fast(self, state: SequenceSpeculation) -> None:
-        state.backup = "fast"
-        for token in fast_tokens(state.ngrams, state.trunk.wanted):
-            state.extend(state.trunk, token)
+    def _wants_more(self, path: Path, after: CacheOutcome | None) -> bool:
+        if path.complete:
+            return False
+        return not path.drafted or self.policy.worth_verifying(path, after)
+
+    def _draft_fast(self, trunk: Path, found: list[int]) -> None:
+        if not found and self.options.fallback == "fast":
+            found = [trunk.tokens[0]] * trunk.wanted
+        trunk.wanted = min(len(found), self.policy.fast_length(trunk.wanted))
+        trunk.tokens += found[: trunk.wanted]
 
     def _hand_over(self, state: SequenceSpeculation, guessed: int) -> Speculation:
-        if state.trunk.q:
-            rows = torch.stack(state.trunk.q)
+        trunk = state.trunk
+        trunk.wanted = trunk.drafted
+        if trunk.q:
+            rows = torch.stack(trunk.q)
             self.q_buffer[state.sequence.slot, : len(rows)] = rows
         return Speculation(
             request_id=state.sequence.request.request_id,
-            tokens=tuple(state.drafted_tokens(state.trunk)),
+            tokens=tuple(trunk.tokens[1:]),
             cache=state.after,
             backup=state.backup,
             guesses=guessed,
@@ -197,21 +211,21 @@ class Speculator:
         if state.fan_out is None:
             state.fan_out = self.policy.fan_out(state.after, self._confidences(state))
         state.opened = known
-        state.open_branches(
-            guesses(
-                torch.stack(trunk.logits[first:]),
-                state.drafted_tokens(trunk),
-                state.fan_out[first:known],
-                ids=self.model.head_ids,
-                first=first,
-            )
+        outcomes = guesses(
+            torch.stack(trunk.logits[first:]),
+            trunk.tokens[1:],
+            state.fan_out[first:known],
+            ids=self.model.head_ids,
+            first=first,
         )
+        chances = self.policy.chances(self._confidences(state), outcomes)
+        state.open_branches(outcomes, chances)
 
     def _confidences(self, state: SequenceSpeculation) -> list[float]:
         """The draft's probability of each token of the trunk, also of those a backup proposed."""
         trunk = state.trunk
         if len(trunk.confidences) < trunk.drafted:
-            tokens = state.drafted_tokens(trunk)
+            tokens = trunk.tokens[1:]
             rows = torch.stack(trunk.logits[: len(tokens)]).softmax(-1)
             columns = [_column(self.model.head_ids, token, rows.shape[1]) for token in tokens]
             trunk.confidences = [
@@ -221,52 +235,73 @@ class Speculator:
         return trunk.confidences
 
     def _unfinished(self) -> list[SequenceSpeculation]:
-        states = self.sequences.values()
-        return [state for state in states if state.building and not state.finished]
+        return [state for state in self.sequences.values() if state.building]
 
     def _speculate(self, states: List[SequenceSpeculation]) -> None:
         start_ns = time.perf_counter_ns()
-        self._pass(states)
-        self.speculating.append(Span(SpanKind.SPECULATE, start_ns, time.perf_counter_ns()))
+        feeding = self._likeliest(states)
+        for state in states:
+            state.building = state in feeding
+        if feeding:
+            self._pass(feeding)
+            self.speculating.append(Span(SpanKind.SPECULATE, start_ns, time.perf_counter_ns()))
 
-    # One forward pass over everything not fed yet.
+    def _likeliest(self, states: List[SequenceSpeculation]) -> Feeding:
+        """What a pass beside the verification feeds: what was handed over, then branches."""
+        feeding = {state: [state.trunk] for state in states if not state.trunk.fed}
+        owner = {
+            path: state
+            for state in states
+            for path in state.cache.values()
+            if self._wants_more(path, CacheOutcome.HIT)
+        }
+        elapsed = (time.perf_counter_ns() - self.answered_ns) / 1e9
+        remaining = self.policy.expected_verification(self.verifying) - elapsed
+        given = sum(len(state.trunk.tokens) - len(state.trunk.nodes) for state in feeding)
+        for path in self.policy.likeliest(list(owner), given, remaining):
+            feeding.setdefault(owner[path], []).append(path)
+        return feeding
 
-    def _pass(self, states: List[SequenceSpeculation]) -> None:
-        """Feeds every new node of these sequences; each incomplete path draws its next token."""
+    # One forward pass over what has not been fed yet.
+
+    def _pass(self, feeding: Feeding) -> None:
+        """Feeds these paths' new tokens; each path that is incomplete draws its next one."""
         tokens: list[int] = []
         positions: list[int] = []
         segments: list[Segment] = []
-        for state in states:
-            tree, first = state.tree, state.fed
+        for state, paths in feeding.items():
+            tree = state.tree
+            first = len(tree)
+            for path in paths:
+                state.feed(path)
             tokens += tree.tokens[first:]
             positions += tree.positions(first)
-            start, count = tree.trunk + first, len(tree) - first
-            segments.append(Segment(state.sequence.slot, start, count, tree.mask(first)))
+            count = len(tree) - first
+            segments.append(
+                Segment(state.sequence.slot, tree.trunk + first, count, tree.mask(first))
+            )
         batch = TokenBatch.pack(tokens, positions, segments, self.model.device)
         logits = self.model.forward(batch, self.cache)
         counts = [segment.count for segment in segments]
-        for state, rows in zip(states, torch.split(logits, counts), strict=True):
-            self._grow(state, rows)
+        rows = torch.split(logits, counts)
+        for (state, paths), part in zip(feeding.items(), rows, strict=True):
+            self._grow(state, paths, part)
 
-    def _grow(self, state: SequenceSpeculation, rows: torch.Tensor) -> None:
-        """Hands each path the logits [new nodes, Vd] of its new tokens; draws what is wanted."""
-        first, state.fed = state.fed, len(state.tree)
-        growing = []
-        for path in state.paths():
-            fresh = [node for node in path.nodes[len(path.logits) :] if node < state.fed]
-            path.logits += [rows[node - first] for node in fresh]
-            if fresh and not path.complete:
-                growing.append(path)
+    def _grow(self, state: SequenceSpeculation, paths: List[Path], rows: torch.Tensor) -> None:
+        """Hands the paths the logits [new nodes, Vd] of what was fed; draws what is wanted."""
+        first = len(state.tree) - len(rows)
+        for path in paths:
+            path.logits += [rows[node - first] for node in path.nodes[len(path.logits) :]]
         if state.building:
             self._open_branches(state)
-        if growing:
+        if growing := [path for path in paths if not path.complete]:
             self._draw(state, growing)
 
     def _draw(self, state: SequenceSpeculation, paths: List[Path]) -> None:
         sequence, params = state.sequence, state.sequence.request.sampling
         starts = [sequence.output_length + path.ahead for path in paths]
         uniforms = [
-            draft_uniform(sequence.stream, start, path.drafted)
+            draft_uniform(sequence.stream, start, path.tokens[0], path.drafted)
             for start, path in zip(starts, paths, strict=True)
         ]
         logits = torch.stack([path.logits[-1] for path in paths])
@@ -283,8 +318,9 @@ class Speculator:
                 f"request {sequence.request.request_id}, output position {at}: draft {error}"
             ) from error
         for i, path in enumerate(paths):
-            state.extend(path, drawn.tokens[i])
+            path.tokens.append(drawn.tokens[i])
             path.confidences.append(drawn.confidences[i])
+            path.reach = self.policy.reach(path, drawn.confidences[i])
             if drawn.q is not None:
                 path.q.append(drawn.q[i])
 
@@ -292,6 +328,15 @@ class Speculator:
         return reweight(q, self.options.saguaro_top, self.options.saguaro_c)
 
     # Learning from what the target decided.
+
+    def _end_round(self, asked: List[Ask]) -> None:
+        """Learns how long the round took that ended with these outcomes."""
+        now_ns, before_ns = time.perf_counter_ns(), self.answered_ns
+        self.answered_ns = now_ns
+        emitted = [ask.outcome.accepted + 1 for ask in asked if ask.outcome is not None]
+        if before_ns and emitted:
+            seconds = (now_ns - before_ns) / 1e9
+            self.policy.observe_round(sum(emitted), seconds, len(emitted))
 
     def _learn(self, state: SequenceSpeculation, outcome: Outcome) -> None:
         trunk = state.trunk
@@ -310,7 +355,7 @@ class Speculator:
 
     def _rank(self, state: SequenceSpeculation, outcome: Outcome) -> int | None:
         """1-based place of t* among what would have been guessed at its position."""
-        row, drafted = state.trunk.logits[outcome.accepted], state.drafted_tokens(state.trunk)
+        row, drafted = state.trunk.logits[outcome.accepted], state.trunk.tokens[1:]
         column = _column(self.model.head_ids, outcome.token, len(row))
         if column is None:
             return None

@@ -191,12 +191,13 @@ def as_if_full(draft):
     return replace(draft, ids=None)
 
 
-def replant_with_neighbours_q(self, settled, outcome, hit, honest=SequenceSpeculation._replant):
+def resolve_with_neighbours_q(self, outcome, honest=SequenceSpeculation.resolve):
     """A hit keeps its tokens but gets the q rows of another branch."""
+    hit = self.cache.lookup(outcome)
     others = [path for path in self.cache.values() if path is not hit]
     if hit and others:
-        hit = replace(hit, q=others[0].q[: len(hit.q)])
-    honest(self, settled, outcome, hit)
+        self.cache.insert(outcome, replace(hit, q=others[0].q[: len(hit.q)]))
+    return honest(self, outcome)
 
 
 def hand_over_after_refill(self, state, guessed, honest=Speculator._hand_over):
@@ -359,7 +360,7 @@ MUTANTS = (
     mutant("q before Saguaro's reweighting", *q_without(), setting=SAGUARO, size=SMALL),
     mutant(
         "q of the neighbouring branch",
-        (SequenceSpeculation, "_replant", replant_with_neighbours_q),
+        (SequenceSpeculation, "resolve", resolve_with_neighbours_q),
         setting=SSD,
         size=SMALL,
     ),

@@ -9,6 +9,7 @@ Each Pearson chi-square test has a false-alarm rate of 1e-4 over the choice of s
 fixed here.
 """
 
+import math
 from collections import Counter
 from itertools import product
 from types import SimpleNamespace
@@ -24,7 +25,9 @@ from impl.engine import drafter
 from impl.engine.models import Models
 from impl.engine.randomness import Role
 from impl.engine.sampling import Draft
+from impl.ssd import decoder
 from impl.ssd import decoder as ssd
+from impl.ssd.budgeting import Costs, PassTimes
 from impl.ssd.policy import Policy
 
 FALSE_ALARM = 1e-4
@@ -94,7 +97,9 @@ def test_ssd_draws_from_the_target_after_hits_and_after_misses(options):
 @pytest.mark.parametrize("passes", [None, 2], ids=["whole builds", "2 passes"])
 def test_drafts_returned_short_draw_from_the_target(monkeypatch, passes):
     """However short, and though what was drafted so far decides it: here an unlikely token ends."""
-    monkeypatch.setattr(Policy, "worth_extending", lambda _, path, __: path.confidences[-1] > 0.2)
+    monkeypatch.setattr(
+        Policy, "worth_drafting", lambda _, paths, __: paths[0].confidences[-1] > 0.2
+    )
     with PAIR.ssd(lookahead=3, budget=3, passes=passes) as decoder:
         log = decode(decoder, requests(SamplingParams(temperature=1.0)))
     drafted = Counter(r.drafted for rounds in log.values() for r in rounds)
@@ -116,6 +121,22 @@ def amusd_windows(**options):
 )
 def test_amusd_draws_from_the_target(options):
     assert p_value(amusd_windows(**options), P) > FALSE_ALARM
+
+
+def test_branches_that_grow_by_their_worth_draw_from_the_target(monkeypatch):
+    """Which branch grows, and how far, is decided by what has been drafted for all of them."""
+    times = PassTimes((1, 9), (0.1, 0.116))
+    costs = Costs(times, times, PassTimes((1, 9), (0.01, 0.02)), PassTimes((1, 9), (0.01, 0.05)))
+    monkeypatch.setattr(decoder, "measure_costs", lambda *_: costs)
+    monkeypatch.setattr(Policy, "expected_verification", lambda *_: math.inf)
+    monkeypatch.setattr(Policy, "observe_round", lambda *_: None)  # the speed stays as believed
+    options = {"lookahead": "auto", "budget": "auto", "build": "likeliest", "return_short": True}
+    with PAIR.ssd(passes=4, **options | {"fan_out": "confidence"}) as ssd:
+        log = decode(ssd, requests(SamplingParams(temperature=1.0)))
+    drafted = Counter(r.drafted for rounds in log.values() for r in rounds)
+    assert sum(count > 100 for count in drafted.values()) >= 3
+    for outcome in CacheOutcome:
+        assert p_value(windows(log)[outcome], P) > FALSE_ALARM
 
 
 def texts(**options):

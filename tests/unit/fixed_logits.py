@@ -381,6 +381,7 @@ class Pair:
 PLAIN = {
     "lookahead": 4,
     "budget": 8,
+    "build": "all",
     "fan_out": "geometric",
     "fallback": "neural",
     "return_short": False,

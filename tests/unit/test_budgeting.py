@@ -1,11 +1,23 @@
-"""Pass times by hand; the plan against every (K, B) computed anew; budget 0 where it must be."""
+"""Pass times, prices and the width of a pass, by hand and against brute force."""
+
+import itertools
+import math
 
 import pytest
 
-from impl.ssd.budgeting import BUDGETS, Costs, PassTimes, plan
-from impl.ssd.fan_out import OutcomeEstimate, geometric
+from impl.ssd.budgeting import Costs, PassTimes, Prices, rows_of_a_pass
 
-GOOD, BAD = OutcomeEstimate(0.85, 1.2), OutcomeEstimate(0.6, 0.7)
+
+def linear(base, slope):
+    return PassTimes((1, 101), (base, base + 100 * slope))
+
+
+COSTS = Costs(
+    verify_idle=linear(0.100, 0.006),
+    verify_loaded=linear(0.125, 0.0075),
+    draft_idle=linear(0.010, 0.001),
+    draft_loaded=linear(0.014, 0.002),
+)
 
 
 def test_pass_times_between_and_beyond_what_was_measured():
@@ -17,76 +29,60 @@ def test_pass_times_between_and_beyond_what_was_measured():
     assert PassTimes.of({5: 0.7}).at(99) == 0.7
 
 
-def linear(base, slope):
-    return PassTimes((1, 101), (base, base + 100 * slope))
+def test_a_wider_pass_that_was_timed_quicker_counts_as_long_as_the_narrower_one():
+    times = PassTimes.of({1: 1.0, 3: 1.4, 5: 1.2, 7: 1.6})
+    assert times.seconds == (1.0, 1.4, 1.4, 1.6)
 
 
-COSTS = Costs(linear(0.100, 0.006), linear(0.115, 0.007), linear(0.017, 0.002))
+def test_contention_is_what_the_target_loses_a_second():
+    # a pass of 0.125 s beside the draft would have taken 0.1: a fifth of that time is lost
+    assert COSTS.contention == pytest.approx(0.2)
+    quicker = Costs(linear(0.2, 0.0), linear(0.1, 0.0), linear(0.01, 0.0), linear(0.01, 0.0))
+    assert quicker.contention == 0.0
 
 
-def tokens_per_s(costs, after_hit, after_miss, batch, lookahead, budget):
-    """DESIGN section 4, written out."""
-    idle, loaded = (c.at(batch * (lookahead + 1)) for c in (costs.verify_idle, costs.verify_loaded))
-    build = (lookahead + 1) * costs.draft.at(batch * budget) if budget else 0.0
-    verify = idle + (loaded - idle) * min(1.0, build / loaded)  # slower while the build lasts
-    rates = []
-    for state in (after_hit, after_miss):
-        a, r = state.acceptance, state.exponent
-        fan_out = geometric(budget, lookahead, a, r)
-        ends = [a**k * (1 - a) for k in range(lookahead)] + [a**lookahead]
-        rates.append(sum(p * (1 - (1 + f) ** -r) for p, f in zip(ends, fan_out, strict=True)))
-    h = rates[1] / (1 - rates[0] + rates[1]) if rates[1] else 0.0
-    e_hit, e_miss = (
-        (1 - s.acceptance ** (lookahead + 1)) / (1 - s.acceptance) for s in (after_hit, after_miss)
-    )
-    together = h**batch
-    stalled = verify + lookahead * costs.draft.at(batch)
-    time = together * max(verify, build) + (1 - together) * stalled
-    return (h * e_hit + (1 - h) * e_miss) / time
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_a_token_is_worth_its_chance_at_the_present_speed_less_its_verification(batch_size):
+    prices = Prices(COSTS, batch_size, tokens_per_s=20.0)
+    # 0.5 / 20 = 25 ms against 6 ms a token: as much for any sequence of a batch
+    assert prices.verifying(0.5, drafted=3) == pytest.approx(0.019)
+    assert prices.verifying(0.1, drafted=3) == pytest.approx(-0.001)
 
 
-def test_a_verification_is_slow_for_as_long_as_the_build_lasts():
-    costs = Costs(linear(0.1, 0.0), linear(0.2, 0.0), linear(0.01, 0.0))
-    # a build of 0.05 s takes a quarter of a loaded pass
-    for build_s, seconds in ((0.0, 0.1), (0.05, 0.125), (0.2, 0.2), (9.0, 0.2)):
-        assert costs.verify_beside(build_s, tokens=5) == pytest.approx(seconds)
+def test_a_pass_while_the_target_waits_must_bring_more_than_its_time():
+    prices = Prices(COSTS, 2, tokens_per_s=20.0)
+    assert prices.drafting([0.008, 0.004]) == pytest.approx(0.012 - 0.011)  # two rows
+    assert prices.drafting([0.008]) == pytest.approx(0.008 - 0.010)
 
 
-@pytest.mark.parametrize("batch", [1, 4, 16])
-@pytest.mark.parametrize(("after_hit", "after_miss"), [(GOOD, BAD), (BAD, BAD), (GOOD, GOOD)])
-def test_the_plan_is_the_fastest_of_all(after_hit, after_miss, batch):
-    speeds = {
-        (k, b): tokens_per_s(COSTS, after_hit, after_miss, batch, k, b)
-        for k in range(1, 9)
-        for b in BUDGETS
-        if b <= 16
-    }
-    chosen = plan(COSTS, after_hit, after_miss, batch, max_lookahead=8, max_budget=16)
-    best = max(speeds, key=speeds.__getitem__)
-    assert (chosen.lookahead, chosen.budget) == best
-    assert chosen.tokens_per_s == pytest.approx(speeds[best])
+def test_a_token_built_ahead_saves_its_pass_or_itself():
+    prices = Prices(COSTS, 1, tokens_per_s=20.0)
+    assert prices.ahead(0.3, gain=0.5) == pytest.approx(0.3 * 0.010)  # else drafted just in time
+    assert prices.ahead(0.3, gain=0.004) == pytest.approx(0.3 * 0.004)  # else done without
+    assert prices.ahead(0.3, gain=-0.1) == 0.0
 
 
-def test_the_plan_stays_within_what_it_may_choose():
-    chosen = plan(COSTS, GOOD, GOOD, 1, max_lookahead=2, max_budget=3)
-    assert chosen.lookahead <= 2
-    assert chosen.budget in (0, 2)
+@pytest.mark.parametrize("remaining", [math.inf, 0.020, 0.0])
+@pytest.mark.parametrize("given", [0, 1, 3])
+def test_the_width_of_a_pass_saves_most_a_second(given, remaining):
+    times = linear(0.014, 0.002)
+    for savings in itertools.product((0.01, 0.004, 0.001, 0.0001), repeat=4):
+        ordered = sorted(savings, reverse=True)
+        rates = [
+            (sum(ordered[:n]) - max(0.0, times.at(given + n) - remaining)) / times.at(given + n)
+            for n in range(1, 5)
+        ]
+        chosen = rows_of_a_pass(ordered, times, remaining=remaining, least=0.2, given=given)
+        bar = 0.0 if given else 0.2
+        if max(rates) <= bar:
+            assert chosen == 0
+        else:
+            assert rates[chosen - 1] == pytest.approx(max(rates))
 
 
-@pytest.mark.parametrize(
-    "costs",
-    [
-        # the target all but stops while the draft works, and a pass for guesses is the dearer one
-        Costs(linear(0.1, 0.0), linear(1.0, 0.0), linear(0.02, 0.002)),
-        # a branch costs as much as a verification
-        Costs(linear(0.1, 0.0), linear(0.1, 0.0), linear(0.01, 0.1)),
-    ],
-    ids=["contention", "dear branches"],
-)
-def test_nothing_is_speculated_ahead_where_it_does_not_pay(costs):
-    assert plan(costs, GOOD, GOOD, 1, max_lookahead=8, max_budget=16).budget == 0
-
-
-def test_with_a_draft_that_costs_nothing_to_widen_the_budget_is_spent():
-    costs = Costs(linear(0.1, 0.0), linear(0.1, 0.0), linear(0.01, 0.0))
-    assert plan(costs, GOOD, GOOD, 1, max_lookahead=8, max_budget=16).budget == 16
+def test_no_pass_where_the_target_loses_more_than_is_saved():
+    times = linear(0.014, 0.002)
+    # one row of 3 ms saved in 14 ms: 0.214 a second
+    assert rows_of_a_pass([0.003], times, least=0.21) == 1
+    assert rows_of_a_pass([0.003], times, least=0.22) == 0
+    assert rows_of_a_pass([], times, least=0.0) == 0

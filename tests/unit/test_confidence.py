@@ -102,6 +102,17 @@ def test_never_more_than_the_budget_nor_below_the_least_chance(budget, least):
         assert sum(chance > least for chance in ends[k]) >= count
 
 
+def test_the_chance_of_each_guess_by_its_position_and_rank():
+    fan_out = learned()
+    confidences, positions = [0.9, 0.6, 0.3], [0, 0, 2, 3, 3]
+    first, second = (fan_out._rejected.of(rank) for rank in (1, 2))
+    a, b, c = (fan_out.acceptance.of(confidence) for confidence in confidences)
+    bonus = [fan_out._bonus.of(rank) for rank in (1, 2)]
+    expected = [(1 - a) * first, (1 - a) * second, a * b * (1 - c) * first]
+    expected += [a * b * c * rank for rank in bonus]
+    assert fan_out.chances(confidences, positions) == pytest.approx(expected)
+
+
 def test_the_bonus_and_the_rejected_positions_have_ranks_of_their_own():
     fan_out = ConfidentFanOut()
     for _ in range(30):

@@ -1,27 +1,13 @@
-"""The fast backup's tokens, and when the adaptive choice leaves the draft model, by hand."""
+"""When the adaptive choice leaves the draft model for the fast backup, by hand."""
 
 import math
 
 import pytest
 
 from harness.decoder import CacheOutcome
-from impl.engine.ngram import NgramIndex
-from impl.ssd.fallback import AdaptiveFallback, fast_tokens
+from impl.ssd.fallback import AdaptiveFallback
 
 HIT, MISS = CacheOutcome.HIT, CacheOutcome.MISS
-
-
-@pytest.mark.parametrize(
-    ("tokens", "expected"),
-    [
-        ([1, 2, 3, 1, 2], [3, 1, 2, 3]),  # behind the n-gram, and round again
-        ([1, 2, 9], [9, 9, 9, 9]),  # no n-gram: the last token
-        ([7], [7, 7, 7, 7]),
-        ([4, 5, 6, 7, 8, 4], [5, 6, 7, 8]),
-    ],
-)
-def test_fast_tokens(tokens, expected):
-    assert fast_tokens(NgramIndex(tokens), 4) == expected
 
 
 def speeds(batch_size, h, e_hit, neural, fast, neural_time):
@@ -39,8 +25,8 @@ def test_the_larger_the_batch_the_sooner_fast_wins():
     fallback = AdaptiveFallback()
     for size in range(1, 9):
         by_model, by_text = speeds(size, 0.7, 3.0, 3.0, 1.3, 0.5)
-        assert fallback.choose(size) == ("fast" if by_text > by_model else "neural")
-    assert (fallback.choose(1), fallback.choose(2)) == ("neural", "fast")
+        assert fallback.choose(size, found=True) == ("fast" if by_text > by_model else "neural")
+    assert [fallback.choose(size, found=True) for size in (1, 2)] == ["neural", "fast"]
     assert 1 < fallback.critical_batch_size() < 2
 
 
@@ -54,14 +40,22 @@ def test_a_backup_that_takes_no_time_is_always_the_model():
     for _ in range(100):
         fallback.observe_backup_time(0.0)
     assert fallback.critical_batch_size() == math.inf
-    assert fallback.choose(1000) == "neural"
+    assert fallback.choose(1000, found=True) == "neural"
 
 
 def test_a_slow_draft_model_loses_even_alone():
     fallback = AdaptiveFallback()
     for _ in range(100):
         fallback.observe_backup_time(2.0)  # 3 / (.7 + .3 * 3) = 1.88 < 2.49
-    assert fallback.choose(1) == "fast"
+    assert fallback.choose(1, found=True) == "fast"
+
+
+def test_without_an_n_gram_the_fast_backup_brings_the_targets_token_only():
+    fallback = AdaptiveFallback()
+    for size in range(1, 9):
+        by_model, by_nothing = speeds(size, 0.7, 3.0, 3.0, 1.0, 0.5)
+        expected = "fast" if by_nothing > by_model else "neural"
+        assert fallback.choose(size, found=False) == expected
 
 
 def test_each_backup_is_credited_with_its_own_tokens():

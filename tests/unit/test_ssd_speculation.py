@@ -125,9 +125,9 @@ def test_each_sequence_of_a_batch_hits_or_misses_on_its_own():
 @pytest.mark.parametrize(
     ("passes", "outcome", "guesses"),
     [
-        (0, MISS, 3),  # positions 0..2 were known when the draft was handed over; 3 is not
-        (1, HIT, 4),  # the bonus token's guess is there, nothing drafted behind it
-        (2, HIT, 4),
+        (0, MISS, 0),  # nothing was drafted for any guess
+        (1, MISS, 3),  # positions 0..2 were known when the draft was handed over; 3 is known now
+        (2, HIT, 4),  # one token is drafted behind the bonus token's guess
         (9, HIT, 4),
     ],
 )
