@@ -38,6 +38,8 @@ class RunView:
     checks: tuple[CheckView, ...]
     columns: tuple[tables.Value, ...]
     rows: tuple[tables.Row, ...]
+    parts_columns: tuple[tables.Value, ...]
+    parts_rows: tuple[tables.Row, ...]
     prediction_columns: tuple[tables.Value, ...]
     predictions: tuple[prediction.PredictionRow, ...]
     contention: tuple[str, ...]
@@ -112,6 +114,8 @@ def _view(key: str, run: RunData) -> RunView:
         checks=tuple(check_views(result)),
         columns=tables.COLUMNS,
         rows=tuple(tables.table_rows(result.cells, styles)),
+        parts_columns=tables.PARTS_COLUMNS,
+        parts_rows=tuple(tables.parts_rows(result.cells, styles)),
         prediction_columns=prediction.COLUMNS,
         predictions=tuple(prediction.prediction_rows(sound, styles)),
         contention=tuple(prediction.contention_sentences(sound)),

@@ -6,8 +6,10 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 
+from harness.speedup import Speedup
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from harness.metrics import Percentiles
     from harness.statistics import Estimate
@@ -22,6 +24,9 @@ class Value(NamedTuple):
     detail: str = ""
 
 
+Values = tuple[Value | None, ...]
+
+
 @dataclass(frozen=True)
 class Row:
     """One cell of the benchmark as it is shown."""
@@ -31,7 +36,7 @@ class Row:
     dataset: str
     temperature: str
     batch_size: int
-    values: tuple[Value | None, ...]
+    values: Values
     opens_group: bool
 
 
@@ -47,8 +52,33 @@ COLUMNS = (
     Value("TPOT", "ms"),
 )
 
+PARTS_COLUMNS = (
+    Value("TTFT", "ms"),
+    Value("TPOT", "ms"),
+    Value("between tokens", "ms"),
+    Value("between rounds", "ms"),
+    Value("end to end", "ms"),
+    Value("tokens a round", "over AR"),
+    Value("speed of a round", "over AR"),
+    Value("geometric mean", "of speedups over AR"),
+)
+
 
 def table_rows(cells: Sequence[CellResult], styles: Mapping[str, MethodStyle]) -> list[Row]:
+    """The figures of each cell under `COLUMNS`."""
+    return _rows(cells, styles, _values)
+
+
+def parts_rows(cells: Sequence[CellResult], styles: Mapping[str, MethodStyle]) -> list[Row]:
+    """Percentiles of each cell's latencies and the parts of its speedup, under `PARTS_COLUMNS`."""
+    return _rows(cells, styles, _parts)
+
+
+def _rows(
+    cells: Sequence[CellResult],
+    styles: Mapping[str, MethodStyle],
+    values: Callable[[CellResult], Values],
+) -> list[Row]:
     """Rows in the order given; a rule opens each new dataset, temperature or batch size."""
     rows: list[Row] = []
     previous = None
@@ -61,7 +91,7 @@ def table_rows(cells: Sequence[CellResult], styles: Mapping[str, MethodStyle]) -
                 dataset=cell.dataset,
                 temperature=f"{cell.temperature:g}",
                 batch_size=cell.batch_size,
-                values=_values(cell),
+                values=values(cell),
                 opens_group=group != previous,
             )
         )
@@ -74,7 +104,7 @@ def _label(cell: CellResult) -> str:
     return cell.method + "".join(f" ({mark})" for applies, mark in marks if applies)
 
 
-def _values(cell: CellResult) -> tuple[Value | None, ...]:
+def _values(cell: CellResult) -> Values:
     return (
         _number(cell.tokens_per_s, 1),
         _number(cell.tokens_per_s_per_device, 1),
@@ -86,6 +116,21 @@ def _values(cell: CellResult) -> tuple[Value | None, ...]:
         _percentiles(cell.ttft_ms),
         _percentiles(cell.tpot_ms),
     )
+
+
+def _parts(cell: CellResult) -> Values:
+    times = (cell.ttft_ms, cell.tpot_ms, cell.inter_token_ms, cell.inter_round_ms, cell.latency_ms)
+    over = cell.speedup.get("ar") or Speedup(None, None, None, 0)
+    factors = (over.tokens_per_round, over.time_per_round, over.geometric_mean)
+    return (*map(_quantiles, times), *(_number(factor, 2) for factor in factors))
+
+
+def _quantiles(times: Percentiles) -> Value | None:
+    """The median, and below it the three higher ones."""
+    if not present(times.p50):
+        return None
+    higher = (times.p90, times.p95, times.p99)
+    return Value(f"{times.p50:,.1f}", " · ".join(f"{t:,.1f}" for t in higher if present(t)))
 
 
 def present(number: float | None) -> TypeGuard[float]:

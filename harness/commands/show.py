@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,15 @@ _COLUMNS = (
     "over ar",
     "over sd",
 )
-_TEXTS = ("method", "lossless")
+_TEXTS = ("method", "lossless", "ms")
+_QUANTILES = ("p50", "p90", "p95", "p99")
+_TIMES = {
+    "ttft_ms": "TTFT",
+    "tpot_ms": "TPOT",
+    "inter_token_ms": "between tokens",
+    "inter_round_ms": "between rounds",
+    "latency_ms": "end to end",
+}
 _LOSSLESS = {True: "yes", False: "NO", None: "unverified"}
 _WIDTH = 132  # columns that the table takes; a narrower terminal wraps it, nothing is cut
 
@@ -33,7 +41,10 @@ _WIDTH = 132  # columns that the table takes; a narrower terminal wraps it, noth
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, for scripts.")
-def show(run: Path, as_json: bool) -> None:
+@click.option(
+    "--latency", is_flag=True, help="Also percentiles of latency and acceptance by position."
+)
+def show(run: Path, as_json: bool, latency: bool) -> None:
     """Show the results, checks and warnings of a run directory."""
     from harness.store import read_run, to_json
     from harness.summary import summarise
@@ -41,13 +52,14 @@ def show(run: Path, as_json: bool) -> None:
     if as_json:
         click.echo(to_json(summarise(read_run(run))))
     else:
-        print_run(run)
+        print_run(run, latency=latency)
 
 
-def print_run(run: Path) -> None:
+def print_run(run: Path, *, latency: bool = False) -> None:
     """Prints a table for each dataset, temperature and batch size, then checks and warnings.
 
-    Below a table: each cell's predicted speed beside the measured one, and its contention.
+    Below a table: what each speedup is made of, each cell's predicted speed beside the measured
+    one, and its contention. `latency` adds a table of percentiles and acceptance by position.
     """
     from rich.console import Console
 
@@ -61,7 +73,12 @@ def print_run(run: Path) -> None:
         cells = list(group)
         placement = f"{cells[0]['placement']} placement"
         title = f"{dataset}, temperature {temperature:g}, batch size {batch}, {placement}"
-        console.print(_table(title, cells))
+        console.print(_table(title, _COLUMNS, map(_row, cells)))
+        if latency:
+            rows = (row for cell in cells for row in _latency_rows(cell))
+            console.print(_table("latency", ("method", "ms", *_QUANTILES), rows))
+            for line in filter(None, map(_acceptance, cells)):
+                console.print(line, markup=False)
         for line in _notes(cells):
             console.print(line, markup=False)
     for check in summary["checks"]:
@@ -74,28 +91,51 @@ def _group(cell: Mapping[str, Any]) -> tuple[str, float, int]:
     return cell["dataset"], cell["temperature"], cell["batch_size"]
 
 
-def _table(title: str, cells: Sequence[Mapping[str, Any]]) -> Table:
+def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for column in _COLUMNS:
+    for column in columns:
         table.add_column(column, justify="left" if column in _TEXTS else "right")
-    for cell in cells:
-        table.add_row(*_row(cell))
+    for row in rows:
+        table.add_row(*row)
     return table
 
 
 def _notes(cells: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """A line for each cell with a prediction, and one for each with measured contention."""
+    """Lines of speedups and their factors, of predicted speeds and of measured contention."""
     from harness.contention import Contention
 
+    for cell in cells:
+        for baseline, ratio in cell["speedup"].items():
+            if ratio["value"] is not None:
+                yield f"{_label(cell)} over {baseline}: {_factors(ratio)}"
     for cell in cells:
         if found := cell["prediction"]:
             yield f"{cell['method']}: {_prediction(found)}"
     for cell in cells:
         if slowdown := cell["contention"]:
             yield f"{cell['method']}: {Contention(**slowdown).sentence}"
+
+
+def _factors(ratio: Mapping[str, float]) -> str:
+    return (
+        f"{ratio['value']:.3f} = {ratio['tokens_per_round']:.3f} in tokens a round x "
+        f"{ratio['time_per_round']:.3f} in speed of a round; "
+        f"geometric mean of prompts {ratio['geometric_mean']:.3f}"
+    )
+
+
+def _latency_rows(cell: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    for name, told in _TIMES.items():
+        yield _label(cell), told, *(_number(cell[name][quantile], 2) for quantile in _QUANTILES)
+
+
+def _acceptance(cell: Mapping[str, Any]) -> str | None:
+    """P(accept k | k - 1 accepted) for k = 1, 2, ..."""
+    rates = [_percent(at["rate"]) for at in cell["acceptance_by_position"]]
+    return f"{_label(cell)}: accepted by position {' '.join(rates)}" if rates else None
 
 
 def _prediction(found: Mapping[str, Any]) -> str:
@@ -110,11 +150,10 @@ def _prediction(found: Mapping[str, Any]) -> str:
 
 
 def _row(cell: Mapping[str, Any]) -> tuple[str, ...]:
-    marks = "@control" if cell["control"] else ""
-    marks += " (untuned)" if cell["untuned"] else ""
+    marks = " (untuned)" if cell["untuned"] else ""
     marks += " (degraded)" if cell["degraded"] else ""
     return (
-        cell["method"] + marks,
+        _label(cell) + marks,
         _LOSSLESS[cell["verified"]],
         _number(cell["tokens_per_s"]),
         _number(cell["tokens_per_s_per_device"]),
@@ -126,6 +165,10 @@ def _row(cell: Mapping[str, Any]) -> tuple[str, ...]:
         _speedup(cell["speedup"].get("ar")),
         _speedup(cell["speedup"].get("sd")),
     )
+
+
+def _label(cell: Mapping[str, Any]) -> str:
+    return f"{cell['method']}@control" if cell["control"] else str(cell["method"])
 
 
 def _number(value: float | None, digits: int = 1) -> str:

@@ -264,6 +264,7 @@ def test_page_says_what_the_run_shows_in_order(tmp_path: Path) -> None:
     assert report.headings == [
         "Checks",
         "Every cell",
+        "Latency, and the parts of a speedup",
         "Predicted against measured",
         "Speedup by dataset",
         "Latency and throughput",

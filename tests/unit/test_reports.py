@@ -16,7 +16,7 @@ from reports.colours import method_styles, to_css
 from reports.figures import IntervalRow, draw_intervals
 from reports.results import CellResult, CheckResult, RunResult
 from reports.svg import inline_svg, new_figure, style
-from reports.tables import interval_text, table_rows
+from reports.tables import interval_text, parts_rows, table_rows
 from reports.timeline import middle_excerpts
 
 NONE = {"p50": None, "p90": None, "p95": None, "p99": None}
@@ -209,6 +209,17 @@ def test_table_shows_what_is_missing_as_missing() -> None:
     assert set(rows[1].values) == {None}
     assert [row.opens_group for row in rows] == [True, False, True]
     assert interval_text(estimate(2.0)) == "2.00"
+
+
+def test_parts_of_a_speedup_and_percentiles() -> None:
+    over = {"value": 1.5, "low": None, "high": None, "n": 8, "geometric_mean": 1.449}
+    over |= {"tokens_per_round": 3.0, "time_per_round": 0.5}
+    gaps = {"p50": 0.0, "p90": 19.04, "p95": 1200, "p99": 1300}
+    sd = cell("sd", speedup={"ar": over}, inter_token_ms=gaps)
+    rows = parts_rows([sd, cell("ar")], method_styles(["ar", "sd"]))
+    assert rows[0].values[2] == ("0.0", "19.0 · 1,200.0 · 1,300.0")
+    assert [value and value.main for value in rows[0].values[5:]] == ["3.00", "0.50", "1.45"]
+    assert set(rows[1].values) == {None}
 
 
 def test_an_empty_manifest_still_has_words() -> None:

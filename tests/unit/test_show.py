@@ -20,7 +20,7 @@ def spans(build_ns, wait_ns, draft_ns, verify_ns):
     return tuple(Span(kind, *edge) for kind, edge in zip(kinds, ends, strict=True))
 
 
-def shown(tmp_path, **diagnostics):
+def shown(tmp_path, *options, **diagnostics):
     """A run of AR and of SSD with a hit of 3 tokens and a miss of 1; T_v is 100 ms."""
     ms = 1_000_000
     ssd = [
@@ -36,7 +36,7 @@ def shown(tmp_path, **diagnostics):
         decode(SSD, {A: ssd}, step_ns=[150 * ms, 125 * ms, 150 * ms].__getitem__),
         decoders=decoders,
     )
-    result = CliRunner().invoke(cli, ["show", str(run)])
+    result = CliRunner().invoke(cli, ["show", str(run), *options])
     assert result.exit_code == 0
     return " ".join(result.output.split())
 
@@ -60,3 +60,24 @@ def test_a_degraded_cell_is_marked(tmp_path):
     told = shown(tmp_path, degraded="draft process 7: died")
     assert "ssd (degraded)" in told
     assert "warning: ssd/mini/t0/b1 is degraded" in told
+
+
+def test_what_a_speedup_is_made_of(tmp_path):
+    # 5 tokens in 5 steps of 10 ns against 5 in 3 of 425 ms: 5/3 the tokens a round
+    assert "ssd over ar: 0.000 = 1.667 in tokens a round x 0.000 in speed of a round" in shown(
+        tmp_path
+    )
+
+
+def test_latency_is_told_when_asked_for(tmp_path):
+    # rounds of 150, 125 and 150 ms; of 5 tokens the first comes 100 ns of prefill later
+    told = shown(tmp_path, "--latency")
+    for row in (
+        "ssd TTFT 150.00 150.00 150.00 150.00",
+        "ssd between tokens 62.50 142.50 146.25 149.25",  # 125, 0, 0, 150
+        "ssd between rounds 137.50 147.50 148.75 149.75",
+        "ssd end to end 425.00 425.00 425.00 425.00",
+        "ssd: accepted by position 100% 100%",
+    ):
+        assert row in told
+    assert "between tokens" not in shown(tmp_path / "other")

@@ -1,0 +1,71 @@
+"""A slowdown of 8% planted in a method's verification, found by `harness compare`; ten of ten.
+
+The method is a plugin like anybody's: a package's metadata on the path, no part of the program.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+MAIN = "from harness.cli import main; main()"
+RUN = ("run", "--pair", "tiny", "--datasets", "mini", "--prompts", "8", "--max-new-tokens", "24")
+# No A/A control: AR's steps are not stretched, so it would tell of noise that `planted` has not.
+ALONE = ("--methods", "planted", "--no-control", "--no-verify", "--set", "planted.step_ms=150")
+TIMES = 10
+
+
+class Harness:
+    """The command line in a process of its own, with the plugin installed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        metadata = folder / "plugin" / "planted-1.dist-info"
+        metadata.mkdir(parents=True)
+        (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: planted\nVersion: 1\n")
+        points = "[harness.decoders]\nplanted = planted:PlantedDecoder\n"
+        (metadata / "entry_points.txt").write_text(points)
+        path = [str(metadata.parent), str(Path(__file__).parent), *sys.path]
+        self.environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
+
+    def __call__(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", MAIN, *map(str, arguments)]
+        return subprocess.run(
+            command, env=self.environment, capture_output=True, text=True, check=False
+        )
+
+    def measure(self, name: str, slowdown: float) -> Path:
+        out = self.folder / name
+        done = self(*RUN, *ALONE, "--set", f"planted.slowdown={slowdown}", "--out", out)
+        assert done.returncode == 0, done.stderr
+        return out
+
+    def gate(self, base: Path, new: Path) -> tuple[int, dict]:
+        options = ("--fail-on-regression", "5%", "--format", "json")
+        done = self("compare", base, new, *options)
+        return done.returncode, json.loads(done.stdout)
+
+
+@pytest.fixture
+def harness(tmp_path: Path) -> Harness:
+    return Harness(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_planted_slowdown_is_caught_and_a_rerun_passes_ten_times_of_ten(harness: Harness) -> None:
+    base = harness.measure("base", 0.0)
+    for i in range(TIMES):
+        code, found = harness.gate(base, harness.measure(f"again{i}", 0.0))
+        assert code == 0, found
+        code, found = harness.gate(base, harness.measure(f"slower{i}", 0.08))
+        assert code == 1, found
+        (cell,) = found["cells"]
+        assert cell["verdict"] == "regression"
+        assert cell["factors"]["span"] == "verify"
+        assert cell["factors"]["acceptance"] == 1.0  # greedy: the same tokens in the same rounds
+        print(f"{i}: {cell['speed']}, {cell['factors']}")  # noqa: T201
