@@ -100,8 +100,8 @@ def rate(amounts: ArrayLike, times: ArrayLike) -> Estimate:
         amounts: shape (prompts,), what each prompt yielded, positive.
         times: shape (prompts,), how long each took, positive.
     """
-    yielded = _TimePerToken.of(amounts, times)
-    return _estimate([yielded.prompts], yielded.over)
+    inverse = _TimePerToken.of(times, amounts)
+    return _estimate([inverse.prompts], lambda drawn: 1 / inverse.over(drawn))
 
 
 @dataclass(frozen=True, slots=True)

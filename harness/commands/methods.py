@@ -26,12 +26,14 @@ def methods() -> None:
 
 
 def describe_method(name: str, decoder: type[Decoder]) -> list[str]:
-    """The method's line, then one line for each option with its default."""
+    """The method's line, then one line for each option with its default and what tuning tries."""
     traits = ["asynchronous" if decoder.asynchronous else "synchronous"]
     if decoder.needs_draft:
         traits.append("needs a draft model")
     lines = [f"{name}  {', '.join(traits)}"]
     for key, field in decoder.Options.model_fields.items():
         default = "required" if field.is_required() else repr(field.get_default())
-        lines.append(f"    {name}.{key} = {default}  {field.description or ''}".rstrip())
+        tried = ", ".join(map(str, decoder.Options.tuning_grid.get(key, ())))
+        grid = f" (tuned over {tried})" if tried else ""
+        lines.append(f"    {name}.{key} = {default}  {field.description or ''}{grid}".rstrip())
     return lines

@@ -213,11 +213,13 @@ def _interval(speed: Estimate) -> str:
 
 def _identity(pair: Mapping[str, Any]) -> dict[str, Any]:
     """What decides a pair's speed and tokens, whatever it is called and wherever it came from."""
+    keys = ("sha256", "dtype", "operators")
     models = {
-        role: {key: model[key] for key in ("sha256", "dtype")} if (model := pair[role]) else None
+        role: {key: model.get(key) for key in keys} if (model := pair[role]) else None
         for role in ("target", "draft")
     }
-    return {**models, **{key: pair[key] for key in ("draft_vocab", "draft_quantization")}}
+    settings = ("engine", "draft_vocab", "draft_quantization")
+    return {**models, **{key: pair.get(key) for key in settings}}
 
 
 def _read(path: Path) -> Choice:

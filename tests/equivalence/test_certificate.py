@@ -13,7 +13,7 @@ from harness.config import RunConfig
 from harness.equivalence.certificate import certify, correct
 from harness.equivalence.hypothesis import TestOutcome, holm
 from harness.equivalence.reference_scores import References
-from harness.equivalence.replay import replay_command, round_of
+from harness.equivalence.replay import as_decoded, replay_command, round_of
 from harness.equivalence.strata import strata
 from harness.equivalence.token_table import Group, place_tokens
 from harness.errors import StoreError
@@ -263,6 +263,25 @@ def test_rounds_that_do_not_add_up_are_refused():
 def test_the_round_of_a_position():
     rounds = rounds_frame((3, 2, None), (1, 2, None), (2, 1, None))
     assert [round_of(position, rounds) for position in range(7)] == [0, 0, 0, 1, 2, 2, 2]
+
+
+def test_a_replay_has_what_tuning_gave_the_group_and_nothing_that_is_tuned_later():
+    config = RunConfig(pair="tiny", methods=("sd",), options={"sd": {"lookahead": 6}})
+    decoders = {
+        "sd/mini/t0/b1": {
+            "options": {"lookahead": 6, "stop_below": 0.4},
+            "tuned_options": ["stop_below"],
+        },
+        "sd/mini/t1/b1": {"options": {"lookahead": 6, "stop_below": 0.0}, "tuned_options": []},
+    }
+    manifest = {
+        "config": config.model_dump(mode="json"),
+        "datasets": {"mini": {}},
+        "decoders": decoders,
+    }
+    told = {t: replay_command(as_decoded(manifest, "sd", t, 1), "sd", t, 1) for t in (0.0, 1.0)}
+    assert told[0.0].endswith("--no-tuned --set sd.lookahead=6 --set sd.stop_below=0.4")
+    assert told[1.0].endswith("--no-tuned --set sd.lookahead=6")
 
 
 def test_the_replay_command_names_what_differs_from_the_defaults():

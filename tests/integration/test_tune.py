@@ -4,6 +4,8 @@ import functools
 import importlib.metadata
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
@@ -253,3 +255,23 @@ def test_a_method_whose_every_candidate_fails_is_told(tmp_path, monkeypatch):
     assert "error: few: every candidate failed; the first: ArithmeticError" in result.output
     assert not list((tmp_path / "cache").glob("tuned/*"))
     assert json.loads((tmp_path / "runs/few-t0-b1/rung-0/manifest.json").read_text())["failures"]
+
+
+@pytest.mark.slow
+def test_sd_and_ssd_are_tuned_on_the_tiny_pair_and_run_with_it(tmp_path):
+    """The real methods in processes of their own, as a user has them."""
+    base = ("--methods", "sd,ssd", "--pair", "tiny", "--datasets", "mini", "--cache-dir", "cache")
+    few = ("--set", "ssd.budget=4", "--set", "sd.stop_below=0", "--max-new-tokens", "48")
+    for command in (
+        ("tune", *base, *few, "--rounds", "96", "--out", "tune"),
+        ("run", *base, *few[:4], "--prompts", "2", "--max-new-tokens", "8", "--out", "run"),
+    ):
+        program = [sys.executable, "-c", "from harness.cli import main; main()", *command]
+        done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    manifest = read_run(tmp_path / "run").manifest
+    used = {choice["method"]: choice["options"] for choice in manifest["tuning"]["choices"]}
+    assert used.keys() == {"sd", "ssd"}
+    for cell, found in manifest["decoders"].items():
+        assert found["tuned_options"] == ["lookahead"]
+        assert found["options"]["lookahead"] == used[cell.partition("/")[0]]["lookahead"]

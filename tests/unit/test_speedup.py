@@ -8,7 +8,8 @@ from fake_decoding import EOS, decode, emit, one_token_rounds, stored
 
 from harness.metrics import split_cells
 from harness.plan import Cell
-from harness.speedup import speedup
+from harness.speedup import speedup, throughput
+from harness.statistics import Estimate
 
 A, B, C = (f"mini/{i}/r0" for i in range(3))
 AR = Cell("ar", "mini", 0.0, 1)
@@ -119,3 +120,15 @@ def test_nothing_in_common_is_no_speedup(tmp_path):
     found = cells(tmp_path, ar, sd)
     estimate = speedup(found[SD], found[AR])
     assert (estimate.value, estimate.n, estimate.geometric_mean) == (None, 0, None)
+
+
+def test_throughput_is_over_all_prompts_of_all_cells_repeats_together(tmp_path):
+    # 9 tokens in 4 steps of 10 ns; then the first two prompts of another dataset: 5 in 24 ns
+    other = Cell("sd", "own", 0.0, 2)
+    x, y = "own/0/r0", "own/1/r0"
+    script = {x: one_token_rounds(x, 1, 9), y: [emit(y, 1, 2), emit(y, 9, finish=EOS)]}
+    found = cells(tmp_path, batch_of_two(SD_BATCH), decode(other, script, step_ns=12))
+    estimate = throughput(list(found.values()))
+    assert estimate.value == pytest.approx((9 + 5) / (40 + 24) * 1e9)
+    assert estimate.n == 5
+    assert throughput([]) == Estimate(None, None, None, 0)

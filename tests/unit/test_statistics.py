@@ -8,6 +8,7 @@ from harness.statistics import (
     Estimate,
     geometric_mean,
     quantiles,
+    rate,
     speedup,
     unpaired_speedup,
 )
@@ -116,6 +117,17 @@ def test_unpaired_sides_are_resampled_apart():
 def test_unpaired_sides_may_differ_in_size():
     assert unpaired_speedup([4, 4, 4], [1, 1, 1], [2, 2], [1, 1]) == Estimate(2.0, 2.0, 2.0, 2)
     assert unpaired_speedup([4, 4], [1, 1], [2], [1]) == Estimate(2.0, None, None, 1)
+
+
+def test_a_rate_is_the_total_over_the_total_with_the_interval_of_a_speedup():
+    found = rate([10, 30, 20], [1, 2, 2])
+    assert found.value == pytest.approx(60 / 5)
+    # over a baseline that takes as long as it emits tokens, a speedup is the rate itself
+    same = speedup([1, 1, 1], [1, 1, 1], [1, 2, 2], [10, 30, 20])
+    assert (found.low, found.high, found.n) == (
+        pytest.approx(same.low), pytest.approx(same.high), 3
+    )  # fmt: skip
+    assert rate([], []).value is None
 
 
 def test_geometric_mean():
