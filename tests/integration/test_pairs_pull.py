@@ -10,7 +10,8 @@ import torch
 
 from harness.cache import default_cache_dir
 from harness.errors import ModelError
-from harness.pairs import ResolvedPair, check_tokenizers, find_pair, resolve
+from harness.pairs import ResolvedPair, find_pair, resolve
+from harness.tokenizer_checks import check_tokenizers
 from impl.engine import loader
 
 TEXTS = [
