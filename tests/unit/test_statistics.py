@@ -7,10 +7,12 @@ import pytest
 from harness.statistics import (
     Estimate,
     geometric_mean,
+    paired_test,
     quantiles,
     rate,
     speedup,
     unpaired_speedup,
+    unpaired_test,
 )
 
 
@@ -133,3 +135,15 @@ def test_a_rate_is_the_total_over_the_total_with_the_interval_of_a_speedup():
 def test_geometric_mean():
     assert geometric_mean([2.0, 8.0]) == pytest.approx(4.0)
     assert geometric_mean([]) is None
+
+
+def test_the_paired_test_by_enumeration():
+    # three prompts, all slower: of the 8 sign patterns 2 are as extreme
+    assert paired_test([1.0, 2.0, 4.0], [1.1, 2.4, 6.0]) == pytest.approx(2 / 8)
+    assert paired_test([1.0, 2.0], [1.0, 2.0]) == 1.0
+    assert paired_test([3.0] * 6, [3.0, 3.0, 3.1, 2.9, 3.2, 2.8]) > 0.5  # ties and no change at all
+
+
+def test_the_unpaired_test_by_enumeration():
+    # of the 20 ways to pick three of six, 2 are as extreme
+    assert unpaired_test([1.0, 2.0, 3.0], [4.0, 5.0, 6.0]) == pytest.approx(2 / 20)
