@@ -114,6 +114,9 @@ class Round:
             no cache or no earlier outcome (a sequence's first round).
         backup: which fallback drafted after a miss ("neural", "fast"); None otherwise.
         guesses: outcomes ready in the speculation cache for this sequence; None without a cache.
+        hit_chance: the method's own estimate of the chance that the outcome is among them.
+        rank: 1-based place of the outcome's token among what the draft would have guessed, however
+            many were; None where that is not known.
     """
 
     request_id: str
@@ -125,6 +128,8 @@ class Round:
     cache: CacheOutcome | None = None
     backup: str | None = None
     guesses: int | None = None
+    hit_chance: float | None = None
+    rank: int | None = None
 
 
 Convention = Literal["equal-target", "pooled"]

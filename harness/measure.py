@@ -350,6 +350,8 @@ def _round_row(item: WorkItem, number: int, turn: _Turn, origin: int) -> RoundRo
         cache=done.cache,
         backup=done.backup,
         guesses=done.guesses,
+        hit_chance=done.hit_chance,
+        rank=done.rank,
         draft_ns=total[SpanKind.DRAFT],
         verify_ns=total[SpanKind.VERIFY],
         wait_ns=total[SpanKind.WAIT],

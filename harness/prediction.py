@@ -32,6 +32,7 @@ class Prediction:
     Attributes:
         steps: how many steps it is about.
         hit_rate: h, of one sequence.
+        expected_hit_rate: the mean of what the method itself estimated, round by round.
         tokens_on_hit, tokens_on_miss: E_hit and E_miss, mean tokens that a sequence emitted.
         expected_on_hit, expected_on_miss: the same from the acceptance rate alone (1 + a + ... +
             a^K); more than was emitted where outputs were cut or acceptance falls with position.
@@ -48,6 +49,7 @@ class Prediction:
 
     steps: int
     hit_rate: float
+    expected_hit_rate: float | None
     tokens_on_hit: float | None
     tokens_on_miss: float | None
     expected_on_hit: float | None
@@ -92,6 +94,7 @@ def predict_cell(rounds: pd.DataFrame) -> Prediction | None:
     return Prediction(
         steps=len(steps),
         hit_rate=inputs.hit_rate,
+        expected_hit_rate=_mean(rounds["hit_chance"].dropna()),
         tokens_on_hit=_mean(hit["emitted"]),
         tokens_on_miss=_mean(miss["emitted"]),
         expected_on_hit=_expected(hit),

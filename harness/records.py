@@ -58,6 +58,8 @@ class RoundRow:
     cache: str | None
     backup: str | None
     guesses: int | None
+    hit_chance: float | None
+    rank: int | None
     draft_ns: int
     verify_ns: int
     wait_ns: int

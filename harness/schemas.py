@@ -57,6 +57,8 @@ def rounds_schema() -> pa.Schema:
             "cache": pa.string(),
             "backup": pa.string(),
             "guesses": pa.float64(),
+            "hit_chance": pa.float64(),
+            "rank": pa.float64(),
             "draft_ns": pa.int64(),
             "verify_ns": pa.int64(),
             "wait_ns": pa.int64(),

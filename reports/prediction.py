@@ -18,7 +18,7 @@ COLUMNS = (
     Value("predicted", "tokens/s"),
     Value("measured", "tokens/s"),
     Value("efficiency", "measured / predicted"),
-    Value("hit rate", "h"),
+    Value("hit rate", "expected by the method"),
     Value("tokens on a hit", "expected from acceptance"),
     Value("tokens on a miss", "expected from acceptance"),
     Value("verification", "ms"),
@@ -64,7 +64,7 @@ def _values(found: Prediction) -> tuple[Value | None, ...]:
         _number(found.predicted_tokens_per_s, 1),
         _number(found.measured_tokens_per_s, 1),
         _number(found.efficiency, 3),
-        _number(found.hit_rate, 3),
+        _beside(found.hit_rate, found.expected_hit_rate, digits=3),
         _beside(found.tokens_on_hit, found.expected_on_hit),
         _beside(found.tokens_on_miss, found.expected_on_miss),
         _number(found.verify_ms, 1),
@@ -78,7 +78,7 @@ def _number(number: float | None, digits: int) -> Value | None:
     return Value(f"{number:,.{digits}f}") if present(number) else None
 
 
-def _beside(measured: float | None, expected: float | None) -> Value | None:
+def _beside(measured: float | None, expected: float | None, digits: int = 2) -> Value | None:
     if measured is None:
         return None
-    return Value(f"{measured:.2f}", "" if expected is None else f"{expected:.2f}")
+    return Value(f"{measured:.{digits}f}", "" if expected is None else f"{expected:.{digits}f}")

@@ -142,7 +142,8 @@ def _prediction(found: Mapping[str, Any]) -> str:
     return (
         f"predicted {_number(found['predicted_tokens_per_s'])} tok/s, measured "
         f"{_number(found['measured_tokens_per_s'])}, efficiency {_number(found['efficiency'], 2)} "
-        f"(h {_number(found['hit_rate'], 2)}, E {_number(found['tokens_on_hit'], 2)} on hits and "
+        f"(h {_number(found['hit_rate'], 2)}, {_number(found['expected_hit_rate'], 2)} expected, "
+        f"E {_number(found['tokens_on_hit'], 2)} on hits and "
         f"{_number(found['tokens_on_miss'], 2)} on misses, T_v {_number(found['verify_ms'])} ms, "
         f"T_p {_number(found['build_time'], 2)}, T_b {_number(found['backup_time'], 2)}; "
         f"hits waited {_percent(found['wait_on_hit'])} of T_v)"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as List
 
-from harness.decoder import CacheOutcome, Decoder, DecoderSetup, Request, Round, Span
+from harness.decoder import Decoder, DecoderSetup, Request, Round, Span
 from harness.errors import ModelError, RequestError
 from impl.engine.language_model import LanguageModel
 from impl.engine.sampling import Draft, Verification
@@ -75,10 +75,6 @@ def settle(
     draft: Draft,
     outcome: Verification,
     spans: List[Span],
-    *,
-    cache: CacheOutcome | None = None,
-    backup: str | None = None,
-    guesses: int | None = None,
 ) -> Round:
     """Appends what a verification emitted to its sequence and writes the round down."""
     drafted: list[int] = draft.tokens.tolist()
@@ -90,7 +86,4 @@ def settle(
         accepted=outcome.accepted + outcome.token_drafted,
         spans=tuple(spans),
         finish=sequence.finish,
-        cache=cache,
-        backup=backup,
-        guesses=guesses,
     )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence as List
+from dataclasses import replace
 
 import torch
 
@@ -58,14 +59,13 @@ class SaguaroDecoder(AsynchronousDecoder):
         drafts = [self._draft_of(*pair) for pair in zip(live, speculations, strict=True)]
         outcomes, verifying = self.verifier.verify(live, drafts)
         rounds = [
-            settle(
-                sequence,
-                draft,
-                outcome,
-                [*waiting, verifying],
+            replace(
+                settle(sequence, draft, outcome, [*waiting, verifying]),
                 cache=speculation.cache,
                 backup=speculation.backup,
                 guesses=speculation.guesses,
+                hit_chance=speculation.hit_chance,
+                rank=speculation.rank,
             )
             for sequence, draft, outcome, speculation in zip(
                 live, drafts, outcomes, speculations, strict=True
@@ -109,5 +109,5 @@ class SaguaroDecoder(AsynchronousDecoder):
 
 def _nothing(live: List[Sequence]) -> Received:
     """What a draft that is gone contributes."""
-    empty = [Speculation(s.request.request_id, (), None, None, 0) for s in live]
+    empty = [Speculation(s.request.request_id, (), None, None, 0, None, None) for s in live]
     return Received(empty, [])

@@ -35,6 +35,8 @@ class Speculation(NamedTuple):
         cache: whether the outcome was in the speculation cache; None for the first speculation.
         backup: which fallback drafted after a miss; "fast" tokens are point masses without a q.
         guesses: outcomes that the cache held for this sequence.
+        hit_chance: the estimated chance that the outcome was among them; None before the first.
+        rank: 1-based place of t* among what would have been guessed; None where not known.
     """
 
     request_id: str
@@ -42,6 +44,8 @@ class Speculation(NamedTuple):
     cache: CacheOutcome | None
     backup: BackupName | None
     guesses: int
+    hit_chance: float | None
+    rank: int | None
 
 
 class Speculations(NamedTuple):

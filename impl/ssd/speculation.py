@@ -94,6 +94,7 @@ class SequenceSpeculation:
         building: the trunk has been handed over and the cache is being filled.
         fan_out: guesses for each position of the trunk; None until they are decided.
         opened: positions of the trunk whose outcomes have been guessed.
+        rank: 1-based place of the latest t* among what would have been guessed; None: not known.
     """
 
     def __init__(self, sequence: Sequence, lookahead: int, capacity: int, budget: int) -> None:
@@ -107,14 +108,15 @@ class SequenceSpeculation:
         self.building = False
         self.fan_out: FanOut | None = None
         self.opened = 0
+        self.rank: int | None = None
         self._capacity = capacity
         self.tree = TokenTree(len(sequence.tokens) - 1, self._capacity)
         self.settled: list[int] = []
         self.trunk = self._start_trunk(sequence.tokens[-1])
 
-    def guessed(self) -> int:
-        """How many outcomes have a speculation by now."""
-        return sum(path.usable for path in self.cache.values())
+    def guessed(self) -> list[Path]:
+        """The branches that are speculations by now."""
+        return [path for path in self.cache.values() if path.usable]
 
     def feed(self, path: Path) -> None:
         """Makes nodes of a path's tokens that have not been fed; of settled ones before them."""

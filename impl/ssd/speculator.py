@@ -178,7 +178,7 @@ class Speculator:
         trunk.wanted = min(len(found), self.policy.fast_length(trunk.wanted))
         trunk.tokens += found[: trunk.wanted]
 
-    def _hand_over(self, state: SequenceSpeculation, guessed: int) -> Speculation:
+    def _hand_over(self, state: SequenceSpeculation, guessed: List[Path]) -> Speculation:
         trunk = state.trunk
         trunk.wanted = trunk.drafted
         if trunk.q:
@@ -189,7 +189,9 @@ class Speculator:
             tokens=tuple(trunk.tokens[1:]),
             cache=state.after,
             backup=state.backup,
-            guesses=guessed,
+            guesses=len(guessed),
+            hit_chance=None if state.after is None else sum(path.chance for path in guessed),
+            rank=state.rank,
         )
 
     # Speculating ahead: branches for the likely outcomes of what was handed over.
@@ -339,16 +341,17 @@ class Speculator:
             self.policy.observe_round(sum(emitted), seconds, len(emitted))
 
     def _learn(self, state: SequenceSpeculation, outcome: Outcome) -> None:
-        trunk = state.trunk
+        trunk, state.rank = state.trunk, None
         if outcome.accepted >= len(trunk.logits) or len(trunk.confidences) < trunk.drafted:
             return  # the trunk's end, or a fast backup, had not been fed when the outcome came
+        state.rank = self._rank(state, outcome)
         self.policy.observe(
             Verdict(
                 after=state.after,
                 backup=state.backup,
                 confidences=tuple(trunk.confidences),
                 accepted=outcome.accepted,
-                rank=self._rank(state, outcome),
+                rank=state.rank,
                 missed=state.cache.lookup(outcome) is None,
             )
         )

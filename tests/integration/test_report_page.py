@@ -185,6 +185,8 @@ def _rounds(
                 cache=cache,
                 backup="fast" if cache == "miss" else None,
                 guesses=8 if method.speculate_ms else None,
+                hit_chance=0.75 if method.speculate_ms else None,
+                rank=None,
                 spans=spans,
                 **{f"{kind}_ns": _total(spans, kind) for kind in KINDS},
             )

@@ -33,8 +33,8 @@ MISSED = spans(90, 10, 50, 100)
 
 ONE = [
     emit(A, 1, 2, 3, spans=FIRST),
-    emit(A, 4, 5, 6, 7, cache=HIT, drafted=3, accepted=3, spans=HITS[0]),
-    emit(A, 8, cache=MISS, drafted=2, accepted=0, spans=MISSED),
+    emit(A, 4, 5, 6, 7, cache=HIT, hit_chance=0.8, drafted=3, accepted=3, spans=HITS[0]),
+    emit(A, 8, cache=MISS, hit_chance=0.3, drafted=2, accepted=0, spans=MISSED),
     emit(A, 9, 10, cache=HIT, drafted=3, accepted=1, spans=HITS[1], finish=EOS),
 ]
 DURATIONS = (400, 120, 170, 130)
@@ -48,6 +48,7 @@ def test_one_sequence(tmp_path):
     found = predict_cell(rounds(tmp_path, SSD, {A: ONE}, DURATIONS))
     assert found.steps == 3  # the first round is left out
     assert found.hit_rate == pytest.approx(2 / 3)
+    assert found.expected_hit_rate == pytest.approx((0.8 + 0.3) / 2)  # one round told nothing
     assert (found.tokens_on_hit, found.tokens_on_miss) == (3.0, 1.0)
     assert found.verify_ms == pytest.approx(100e-6)
     assert found.build_time == pytest.approx(1.25)  # (120 + 130) / 2 in 100 ns

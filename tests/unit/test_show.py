@@ -44,8 +44,8 @@ def shown(tmp_path, *options, **diagnostics):
 def test_predicted_and_measured_speed(tmp_path):
     # 2 tokens a round in 0.5 * 1.25 + 0.5 * 1.5 verifications; 4 tokens in 275 ms
     assert (
-        "ssd: predicted 14.5 tok/s, measured 14.5, efficiency 1.00 (h 0.50, E 3.00 on hits and "
-        "1.00 on misses, T_v 100.0 ms, T_p 1.25, T_b 0.50; hits waited 2% of T_v)"
+        "ssd: predicted 14.5 tok/s, measured 14.5, efficiency 1.00 (h 0.50, - expected, E 3.00 on "
+        "hits and 1.00 on misses, T_v 100.0 ms, T_p 1.25, T_b 0.50; hits waited 2% of T_v)"
     ) in shown(tmp_path)
 
 

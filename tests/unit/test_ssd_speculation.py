@@ -88,8 +88,12 @@ def test_a_large_enough_budget_hits_even_the_last_guess():
         assert [r.cache for r in rounds["a"]] == [None, *[outcome] * 3]
 
 
-@pytest.mark.parametrize(("favourites", "outcome"), [((9, 3), HIT), ((9, 8, 3), MISS)])
-def test_a_rejection_hits_when_the_next_token_was_the_drafts_second_choice(favourites, outcome):
+@pytest.mark.parametrize(
+    ("favourites", "outcome", "rank"), [((9, 3), HIT, 1), ((9, 8, 3), MISS, 2)]
+)
+def test_a_rejection_hits_when_the_next_token_was_the_drafts_second_choice(
+    favourites, outcome, rank
+):
     pair = Pair.of(Counting(12), Scripted(12, errs({3: favourites})), 12)
     rounds = run(pair, [request()], lookahead=3, budget=4, fan_out="uniform")["a"]
     # drafted 1, 2, 9: the outcome is (2, 3); one guess there, the draft's best but 9
@@ -97,6 +101,9 @@ def test_a_rejection_hits_when_the_next_token_was_the_drafts_second_choice(favou
         ((1, 2, 3), 3, 2, None, 0),
         ((4, 5, 6, 7), 3, 3, outcome, 4),
     ]
+    assert [r.rank for r in rounds] == [None, rank]  # 9 was rejected and does not count
+    # one guess at each position, and its prior chance to be the right one is a half
+    assert [r.hit_chance for r in rounds] == [None, pytest.approx(0.5)]
 
 
 def test_without_a_budget_every_round_is_a_miss_and_nothing_is_guessed():
