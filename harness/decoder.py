@@ -234,12 +234,15 @@ class Decoder(abc.ABC):
         needs_draft: whether the pair must have a draft model.
         asynchronous: whether it owns the draft's device beside the target's. Decides the number of
             devices that per-device figures divide by.
+        own_kernels: whether its logits come from other kernels than those of the shared engine, so
+            that they differ by rounding. The certificate allows for that.
     """
 
     name: ClassVar[str]
     Options: ClassVar[type[DecoderOptions]] = DecoderOptions
     needs_draft: ClassVar[bool] = False
     asynchronous: ClassVar[bool] = False
+    own_kernels: ClassVar[bool] = False
 
     @classmethod
     @abc.abstractmethod

@@ -377,6 +377,7 @@ MUTANTS = (
         "unlikely token drawn but not submitted",
         (_Proposal, "as_draft", leave_out_unlikely),
         setting=STOPPED,
+        size=SMALL,
     ),
     mutant(
         "speculation of a previous request after a refill",
