@@ -186,7 +186,7 @@ class _Failed:
     error: BaseException
 
 
-class _Stopped(Exception):  # noqa: N818 - ends generate from within; not an error
+class _Stopped(Exception):
     """`generate` is no longer wanted."""
 
 

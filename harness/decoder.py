@@ -25,6 +25,8 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
+UNKNOWN_TOKEN = -1  # an emitted token whose id its server does not tell: counted, never judged
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
@@ -106,6 +108,7 @@ class Round:
     Attributes:
         request_id: the sequence.
         tokens: emitted ids, already cut at EOS, stop sequence and max_new_tokens; at least one.
+            Only a last round may have none, where a server tells of the end behind the last token.
         drafted: tokens proposed to the target in this round (0 for autoregressive decoding).
         accepted: how many of them the target accepted, before any cut; at most `drafted`.
         spans: where the time went. Sequences advanced together share the same spans.

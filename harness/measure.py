@@ -257,7 +257,7 @@ def _check_rounds(decoder: str, rounds: Sequence[Round], live: Mapping[str, int]
 
 
 def _fault(done: Round, room: int) -> str | None:
-    if not done.tokens:
+    if not done.tokens and done.finish is None:
         return "emitted no token"
     if not 0 <= done.accepted <= done.drafted:
         return f"accepted {done.accepted} of {done.drafted} drafted tokens"

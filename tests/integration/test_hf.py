@@ -1,4 +1,4 @@
-"""transformers behind the decoder contract: `generate`'s own tokens, in rounds, on the tiny pair."""
+"""transformers behind the decoder contract: `generate`'s own tokens, in rounds, tiny pair."""
 
 from pathlib import Path
 
@@ -73,14 +73,12 @@ def test_assisted_output_is_that_of_generate(models, expected, options):
 @pytest.mark.parametrize("assisted", [False, True])
 def test_a_prompt_is_fed_before_the_first_step(models, assisted):
     """Every pass of a step takes the pending token and the draft, never the prompt."""
-    decoder = hf(
-        models, assisted=assisted, **({"lookahead": 4, "stop_below": 0.0} if assisted else {})
-    )
+    decoder = hf(models, assisted=True, lookahead=4, stop_below=0.0) if assisted else hf(models)
     fed: dict[str, list[int]] = {"target": [], "draft": []}
     for name, model in (("target", decoder.target), ("draft", decoder.draft)):
         if model is not None:
             model.register_forward_pre_hook(
-                lambda m, args, kwargs, name=name: fed[name].append(kwargs["input_ids"].shape[1]),
+                lambda _m, _a, kwargs, name=name: fed[name].append(kwargs["input_ids"].shape[1]),
                 with_kwargs=True,
             )
     decoder.start([Request("a", tuple(range(30, 90)), 12)])
