@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from harness import invariants
-from harness.greedy import Divergence, check_greedy
+from harness.greedy import Divergence, check_greedy, ids_are_told
 from harness.metrics import CellData
 from harness.plan import Cell
 from harness.speedup import speedup
@@ -108,7 +108,7 @@ def _greedy_equality(run: RunData, by_cell: Mapping[Cell, CellData]) -> Iterable
         for found in unclassified
     ]
     for cell, data in by_cell.items():
-        if cell.temperature == 0 and cell != cell.group:
+        if cell.temperature == 0 and cell != cell.group and ids_are_told(data.requests):
             items = set(data.requests["item"])
             own = tuple(found for found in divergences if found.item in items)
             yield _greedy_check(data, by_cell.get(cell.group), own)
@@ -121,6 +121,9 @@ class _NoReference:
         return float("inf")
 
     def rounding_noise(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> float:  # noqa: ARG002
+        return 0.0
+
+    def dtype_noise(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> float:  # noqa: ARG002
         return 0.0
 
 

@@ -112,6 +112,7 @@ class DecoderPool:
             "tuned": bool(found or method.given) if method.grid else None,
             "tuned_options": list(found.names) if found else [],
             "devices": self._config.placement.devices(method.decoder.asynchronous),
+            "own_kernels": method.decoder.own_kernels,
             "diagnostics": dict(self._decoders[self._key(cell)].diagnostics()),
         }
 

@@ -7,11 +7,11 @@ programs can still part where the two best logits lie closer together than round
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from harness.decoder import FinishReason
+from harness.decoder import UNKNOWN_TOKEN, FinishReason
 from harness.plan import BASELINE
 
 if TYPE_CHECKING:
@@ -32,6 +32,9 @@ class Reference(Protocol):
 
     def rounding_noise(self, prompt_ids: TokenIds, output_ids: TokenIds) -> float:
         """Largest change of a logit between scoring the output by single steps and in one pass."""
+
+    def dtype_noise(self, prompt_ids: TokenIds, output_ids: TokenIds) -> float:
+        """Largest change of a logit between scoring the output in the run's dtype and float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +68,13 @@ class GreedyCheck:
         compared: outputs that had an autoregressive one to be compared with.
         threshold: largest gap that counts as a tie, in logits; None when nothing diverged.
         divergences: every output that differs.
+        kernel_threshold: the same for methods with kernels of their own.
     """
 
     compared: int
     threshold: float | None
     divergences: tuple[Divergence, ...]
+    kernel_threshold: float | None = None
 
 
 class _Pair(NamedTuple):
@@ -77,6 +82,7 @@ class _Pair(NamedTuple):
 
     item: str
     request_id: str
+    method: str
     output: tuple[int, ...]
     expected: tuple[int, ...]
 
@@ -89,29 +95,64 @@ class _Pair(NamedTuple):
 
 
 def check_greedy(
-    requests: pd.DataFrame, prompts: Mapping[str, TokenIds], reference: Reference
+    requests: pd.DataFrame,
+    prompts: Mapping[str, TokenIds],
+    reference: Reference,
+    own_kernels: Collection[str] = (),
 ) -> GreedyCheck:
     """Compares every greedy output with the autoregressive one at the same batch size.
 
     The threshold is calibrated on the run itself: the largest change of any logit between scoring
     the tokens one at a time and in one pass, over the first `CALIBRATION_OUTPUTS` outputs that
-    diverge, up to where they do.
+    diverge, up to where they do. A method with kernels of its own rounds everywhere, not only where
+    a batch differs: there it is twice the largest change of any logit between the run's dtype and
+    float32, once for either side. Outputs with tokens that no server told are not compared.
 
     Args:
         requests: `requests.parquet` (docs/run-directory.md).
         prompts: request id -> prompt ids.
         reference: the clean target; not used when nothing diverges.
+        own_kernels: methods with kernels of their own.
     """
     pairs = list(_pairs(requests))
     parted = [pair for pair in pairs if pair.output != pair.expected]
-    if not parted:
-        return GreedyCheck(len(pairs), None, ())
-    threshold = max(
-        reference.rounding_noise(prompts[pair.request_id], pair.expected[: pair.position + 1])
-        for pair in parted[:CALIBRATION_OUTPUTS]
+    ours = [pair for pair in parted if pair.method not in own_kernels]
+    others = [pair for pair in parted if pair.method in own_kernels]
+    threshold = _largest(reference.rounding_noise, prompts, ours)
+    noise = _largest(reference.dtype_noise, prompts, others)
+    kernel_threshold = None if noise is None else 2 * noise
+    found = [
+        _classify(pair, prompts[pair.request_id], reference, limit or 0.0)
+        for some, limit in ((ours, threshold), (others, kernel_threshold))
+        for pair in some
+    ]
+    return GreedyCheck(len(pairs), threshold, tuple(found), kernel_threshold)
+
+
+def methods_with_own_kernels(manifest: Mapping[str, Any]) -> frozenset[str]:
+    """The methods of a run whose logits differ from the engine's by rounding, by its manifest."""
+    cells = manifest.get("decoders", {}).items()
+    labels = (cell.partition("/")[0] for cell, entry in cells if entry.get("own_kernels"))
+    return frozenset(label.partition("@")[0] for label in labels)
+
+
+def ids_are_told(requests: pd.DataFrame) -> bool:
+    """Whether the id of every token is known; a server may tell how many there were and no more."""
+    return not any(UNKNOWN_TOKEN in output for output in requests["output_ids"])
+
+
+def _largest(
+    noise: Callable[[TokenIds, TokenIds], float],
+    prompts: Mapping[str, TokenIds],
+    parted: Sequence[_Pair],
+) -> float | None:
+    return max(
+        (
+            noise(prompts[pair.request_id], pair.expected[: pair.position + 1])
+            for pair in parted[:CALIBRATION_OUTPUTS]
+        ),
+        default=None,
     )
-    found = (_classify(pair, prompts[pair.request_id], reference, threshold) for pair in parted)
-    return GreedyCheck(len(pairs), threshold, tuple(found))
 
 
 def _classify(pair: _Pair, prompt: TokenIds, reference: Reference, threshold: float) -> Divergence:
@@ -140,4 +181,5 @@ def _pairs(requests: pd.DataFrame) -> Iterator[_Pair]:
         if _CUT & {row["finish"], row["finish_baseline"]}:
             shorter = min(len(output), len(expected))
             output, expected = output[:shorter], expected[:shorter]
-        yield _Pair(row["item"], row["request_id"], output, expected)
+        if UNKNOWN_TOKEN not in output:
+            yield _Pair(row["item"], row["request_id"], row["method"], output, expected)

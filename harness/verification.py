@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from harness.greedy import GreedyCheck, check_greedy
+from harness.greedy import GreedyCheck, check_greedy, methods_with_own_kernels
 from harness.preparation import Prepared
 from harness.progress import Progress
 from harness.store import read_run
@@ -84,7 +84,9 @@ def compare_greedy(
     from impl.engine.reference import Reference
 
     progress.note("comparing greedy outputs")
-    return check_greedy(run.requests, prompts, Reference(models.target()))
+    reference = Reference(models.target(), replace(models.target_spec, dtype="float32").load)
+    own_kernels = methods_with_own_kernels(run.manifest)
+    return check_greedy(run.requests, prompts, reference, own_kernels)
 
 
 def certify_outputs(

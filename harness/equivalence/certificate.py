@@ -16,6 +16,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
+import pandas as pd
+
 from harness.equivalence.battery import evidence, run_tests
 from harness.equivalence.content import ContentCounts, count_content
 from harness.equivalence.hypothesis import TestOutcome, holm
@@ -30,12 +32,10 @@ from harness.equivalence.replay import (
     smallest_divergence,
 )
 from harness.equivalence.token_table import Group, groups_of, rows_of, token_table
-from harness.greedy import Divergence, GreedyCheck
+from harness.greedy import Divergence, GreedyCheck, ids_are_told, methods_with_own_kernels
 from harness.plan import BASELINE
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from harness.store import RunData
 
 ALPHA = 0.01
@@ -147,11 +147,14 @@ def certify(
     config = run.manifest["config"]
     truncated = config["top_k"] > 0 or config["top_p"] < 1
     exact = references.target.exact
+    own_kernels = methods_with_own_kernels(run.manifest)
     groups = groups_of(run.requests)
     tables = _tables(run, prompts, references)
     tests = correct(
         {
-            group: run_tests(table, exact_support=exact or not truncated)
+            group: run_tests(
+                table, exact_support=not truncated or (exact and group.method not in own_kernels)
+            )
             for group, table in tables.items()
         },
         alpha,
@@ -166,11 +169,16 @@ def certify(
 def _tables(
     run: RunData, prompts: Mapping[str, Sequence[int]], references: References
 ) -> dict[Group, pd.DataFrame]:
-    """The token table of each group at temperature > 0; a prompt is prefilled once for all."""
+    """The token table of each group at temperature > 0; a prompt is prefilled once for all.
+
+    Groups some of whose tokens have no id cannot be scored and have none.
+    """
     requests = run.requests
     sampled = requests[requests["temperature"].gt(0) & ~requests["control"]]
-    if sampled.empty:
+    told = [group for group in groups_of(sampled) if ids_are_told(rows_of(sampled, group))]
+    if not told:
         return {}
+    sampled = pd.concat([rows_of(sampled, group) for group in told])
     table = token_table(run, sampled, prompts, references)
     by_group = table.groupby(list(Group._fields))
     return {Group._make(key): own.reset_index(drop=True) for key, own in by_group}
@@ -211,8 +219,11 @@ def _judge(
     content = count_content(
         requests["output_ids"], requests["finish"], run.manifest.get("stop_token_ids", ())
     )
-    outcome = _greedy_outcome(run, group, greedy) if tokens is None else None
+    told = ids_are_told(requests)
+    outcome = _greedy_outcome(run, group, greedy) if group.temperature == 0 and told else None
     judged = _judge_greedy(outcome) if outcome else _judge_tests(tests, alpha)
+    if not told:
+        judged = _Judged(VerdictStatus.OPEN, "its server tells how many tokens, not which")
     if content.after_eos:
         judged = _Judged(VerdictStatus.FAIL, f"{content.after_eos} outputs go on after their end")
     verdict = Verdict(
@@ -269,11 +280,12 @@ def _greedy_outcome(run: RunData, group: Group, greedy: GreedyCheck) -> GreedyOu
     baseline = rows_of(run.requests, group._replace(method=BASELINE))["request_id"]
     found = _divergences(run, group, greedy)
     ties = sum(divergence.tie for divergence in found)
+    own_kernels = group.method in methods_with_own_kernels(run.manifest)
     return GreedyOutcome(
         compared=int(compared.isin(baseline).sum()),
         ties=ties,
         failures=len(found) - ties,
-        threshold=greedy.threshold,
+        threshold=greedy.kernel_threshold if own_kernels else greedy.threshold,
     )
 
 

@@ -22,6 +22,7 @@ from scipy import sparse
 from harness.equivalence.hypothesis import TestOutcome, holm
 from harness.equivalence.token_table import Group, groups_of, rows_of
 from harness.errors import UsageError
+from harness.greedy import ids_are_told
 from harness.plan import BASELINE
 
 if TYPE_CHECKING:
@@ -81,11 +82,11 @@ def compare_runs(run: RunData, baseline: RunData) -> dict[Group, tuple[TestOutco
     found = {}
     for group in groups_of(run.requests):
         theirs = rows_of(baseline.requests, group._replace(method=BASELINE))
-        if group.temperature > 0 and len(theirs):
-            ours = rows_of(run.requests, group)
+        ours = rows_of(run.requests, group)
+        if group.temperature > 0 and len(theirs) and ids_are_told(ours):
             found[group] = compare_samples(_samples(ours), _samples(theirs))
     if not found:
-        raise UsageError(f"--against: has no {BASELINE} outputs at a temperature of this run")
+        raise UsageError(f"--against: has no {BASELINE} outputs to compare known token ids with")
     return found
 
 

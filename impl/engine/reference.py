@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property
 
 import torch
 
@@ -14,8 +15,10 @@ from impl.engine.token_batch import TokenBatch
 class Reference:
     """Teacher-forces token ids through the target. Costs a pass over the ids a call."""
 
-    def __init__(self, target: LanguageModel) -> None:
+    def __init__(self, target: LanguageModel, precise: Callable[[], LanguageModel]) -> None:
+        """Takes the target, and what loads it in float32 where its rounding must be known."""
         self._target = target
+        self._precise = precise
 
     def token_gap(self, ids: Sequence[int], first: int, second: int) -> float:
         """|logit(first) - logit(second)| for the token that follows `ids`."""
@@ -33,6 +36,17 @@ class Reference:
             alone = self._target.forward(batch, cache)[0]
             noise = max(noise, float((alone - together[i]).abs().max()))
         return noise
+
+    def dtype_noise(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> float:
+        """Largest change of a logit between scoring the output in the run's dtype and float32."""
+        fed = [prompt_ids[-1], *output_ids[:-1]]
+        precise = Reference(self._loaded, self._precise)
+        ours, exact = (scorer._one_pass(prompt_ids[:-1], fed) for scorer in (self, precise))
+        return float((ours.float() - exact.float()).abs().max())
+
+    @cached_property
+    def _loaded(self) -> LanguageModel:
+        return self._precise()
 
     def _one_pass(self, context: Sequence[int], fed: Sequence[int]) -> torch.Tensor:
         """Logits [fed, vocabulary] behind each of the `fed` tokens."""

@@ -4,7 +4,12 @@ from typing import ClassVar
 
 import pandas as pd
 
-from harness.greedy import Divergence, GreedyCheck, check_greedy
+from harness.greedy import (
+    Divergence,
+    GreedyCheck,
+    check_greedy,
+    methods_with_own_kernels,
+)
 
 PROMPTS = {"mini/0/r0": (100, 101)}
 
@@ -22,6 +27,10 @@ class FixedReference:
         assert tuple(prompt_ids) == (100, 101)
         assert list(output_ids) == [5, 6, 7]
         return 0.5
+
+    def dtype_noise(self, prompt_ids, output_ids):  # type: ignore[no-untyped-def]
+        assert (tuple(prompt_ids), list(output_ids)) == ((100, 101), [5, 6, 7])
+        return 1.25
 
 
 def frame(*rows: tuple[str, list[int], str]) -> pd.DataFrame:
@@ -41,6 +50,27 @@ def frame(*rows: tuple[str, list[int], str]) -> pd.DataFrame:
 
 def check(*rows: tuple[str, list[int], str]) -> GreedyCheck:
     return check_greedy(frame(*rows), PROMPTS, FixedReference())
+
+
+def test_a_method_with_own_kernels_is_allowed_the_noise_of_the_dtype_twice():
+    # 9 instead of 7 is 2.0 away: above the engine's 0.5, within twice 1.25
+    rows = frame(AR, ("sd", [5, 6, 9, 8], "length"), ("hf", [5, 6, 9, 8], "length"))
+    found = check_greedy(rows, PROMPTS, FixedReference(), {"hf"})
+    assert (found.threshold, found.kernel_threshold) == (0.5, 2.5)
+    assert {d.item.split("/")[0]: d.tie for d in found.divergences} == {"sd": False, "hf": True}
+    alone = check_greedy(frame(AR, ("hf", [5, 6, 9], "length")), PROMPTS, FixedReference(), {"hf"})
+    assert (alone.threshold, alone.kernel_threshold) == (None, 2.5)
+
+
+def test_tokens_that_no_server_told_are_not_compared():
+    assert check(AR, ("endpoint", [-1, -1, -1, -1], "length")) == GreedyCheck(0, None, ())
+
+
+def test_which_methods_have_own_kernels_is_in_the_manifest():
+    entries = {"ar/mini/t0/b1": False, "hf:x/mini/t0/b1": True, "ar@control/mini/t0/b1": False}
+    manifest = {"decoders": {cell: {"own_kernels": own} for cell, own in entries.items()}}
+    assert methods_with_own_kernels(manifest) == {"hf:x"}
+    assert methods_with_own_kernels({"decoders": {"sd/mini/t0/b1": {}}}) == frozenset()
 
 
 AR = ("ar", [5, 6, 7, 8], "length")
