@@ -67,7 +67,11 @@ class EndpointDecoder(Decoder):
             timeout=httpx2.Timeout(options.read_timeout, connect=options.connect_timeout),
             limits=httpx2.Limits(max_connections=None),
         )
-        self.model = options.model or self._only_model()
+        try:
+            self.model = options.model or self._only_model()
+        except EndpointError:
+            self.client.close()
+            raise
 
     @classmethod
     def create(cls, setup: DecoderSetup) -> EndpointDecoder:
