@@ -167,6 +167,32 @@ def test_an_end_that_is_never_emitted_fails():
     assert verdicts["sd"].status == "fail"
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_tokens_whose_ids_are_not_told_certify_nothing(temperature):
+    untold = [request("endpoint", i, [-1] * 9, temperature) for i in range(40)]
+    honest = [{**row, "temperature": temperature} for row in sampled("ar", TARGET)]
+    _, verdicts = judged(run_of(*honest, *untold))
+    assert verdicts["endpoint"].status == "open"
+    assert "how many tokens, not which" in verdicts["endpoint"].reason
+    assert (verdicts["endpoint"].outputs, verdicts["endpoint"].tokens) == (40, 360)
+
+
+def test_own_kernels_may_round_at_the_edge_of_top_p():
+    """A token just outside the reference's nucleus is possible only by other kernels' rounding."""
+    table = TARGET.copy()
+    table[:, 7] = 0
+    table /= table.sum(1, keepdims=True)
+    rows = sampled("hf", table)
+    place = next(row for row in rows if row["output_tokens"] > 3)
+    place["output_ids"][2] = 7
+    references = References(Chain(table), Chain(DRAFT))
+    for own_kernels, status in ((False, "fail"), (True, "pass")):
+        run = run_of(*rows, top_p=0.99999)
+        run.manifest["decoders"] = {"hf/d/t1/b1": {"own_kernels": own_kernels}}
+        _, verdicts = judged(run, references=references)
+        assert verdicts["hf"].status == status
+
+
 def test_too_few_tokens_certify_nothing():
     _, verdicts = judged(run_of(*sampled("sd", TARGET)[:8]))
     assert verdicts["sd"].status == "open"
