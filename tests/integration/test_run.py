@@ -206,6 +206,7 @@ def test_a_whole_run_is_stored_and_shown(tmp_path: Path) -> None:
         "tuned": True,
         "tuned_options": [],
         "devices": 2,
+        "own_kernels": False,
         "diagnostics": {},
     }
     summary = shown(out)
