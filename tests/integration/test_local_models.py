@@ -70,7 +70,8 @@ def snapshot(cache: Path, name: str, kind: str, seed: int, **changes: Any) -> Pa
 
 
 def run(target: Path, draft: Path, out: Path, *options: str) -> Result:
-    arguments = ("--dtype", "float32", "--methods", "ar,sd", "--datasets", "mini", "--prompts", "2")
+    methods = ("--methods", "ar,sd,tree")
+    arguments = ("--dtype", "float32", *methods, "--datasets", "mini", "--prompts", "2")
     models = ("--target", str(target), "--draft", str(draft), "--cache-dir", str(out.parent / "c"))
     limits = ("--max-new-tokens", "12", "--raw", "--out", str(out))
     return CliRunner().invoke(cli, ["run", *models, *arguments, *limits, *options])
@@ -90,17 +91,18 @@ def assert_outputs_are_transformers(out: Path, target: Path) -> None:
 
     requests = read_run(out).requests
     prompts = load_prompts("mini", 2).prompts
-    assert set(requests["method"]) == {"ar", "sd"}
+    assert set(requests["method"]) == {"ar", "sd", "tree"}
     for prompt in prompts:
         rows = requests[requests["prompt_index"] == prompt.index]
-        assert len(rows) == 3  # ar, its control, sd
+        assert len(rows) == 4  # ar, its control, sd, tree
         for ids in rows["output_ids"]:
             assert list(ids) == expected(target, prompt.messages[-1].content)
 
 
 def test_a_sharded_snapshot_goes_through_a_run(tmp_path: Path) -> None:
-    target = snapshot(tmp_path, "target", "qwen3", seed=1)
-    draft = snapshot(tmp_path, "draft", "llama", seed=2, num_hidden_layers=1)
+    windows = {"sliding_window": 5, "query_pre_attn_scalar": 16}  # shorter than the prompts
+    target = snapshot(tmp_path, "target", "gemma3_text", seed=1, **windows)
+    draft = snapshot(tmp_path, "draft", "qwen3", seed=2, num_hidden_layers=1)
     index = json.loads((target / "model.safetensors.index.json").read_text())
     assert len(set(index["weight_map"].values())) >= 2
     result = run(target, draft, tmp_path / "run")
