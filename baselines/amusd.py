@@ -69,10 +69,10 @@ class AmusdDecoder(ChainDecoder):
         """One round of every live sequence; see the module docstring."""
         live, most = self.slots.live(), self.options.max_verified
         self.start_chains(live, self.max_ahead)
-        waiting = self.wait(live, lambda _: most if self.fixed else 1)
-        fed = [self.waiting_tokens(sequence, most) for sequence in live]
+        waiting = self.wait(live, [most if self.fixed else 1] * len(live))
+        fed = self.unverified(live, [most] * len(live))
         logits, passing = self.verifier.score(live, fed)
-        waiting_again = self.wait(live, lambda _: most + 1 if self.fixed else 0)
+        waiting_again = self.wait(live, [most + 1 if self.fixed else 0] * len(live))
         spans = [waiting, passing, waiting_again]
         rounds = self.conclude(live, fed, logits, spans, self.max_ahead)
         self._keep_drafting()

@@ -38,7 +38,7 @@ class Verify(Protocol):
     ) -> Verification: ...
 
 
-class _State(NamedTuple):
+class State(NamedTuple):
     """Where a round starts: the text so far, and who drafts what follows."""
 
     text: Tokens
@@ -56,9 +56,9 @@ def enumerate_emissions(case: Case, verify: Verify | None = None) -> dict[Tokens
         Emitted tokens -> probability. How many are emitted depends on how many are accepted.
     """
     verify = verify or sampling.verify
-    states = {_State((), case.drafter): 1.0}
+    states = {State((), case.drafter): 1.0}
     for _ in range(case.rounds):
-        following: dict[_State, float] = defaultdict(float)
+        following: dict[State, float] = defaultdict(float)
         for state, weight in states.items():
             for after, share in _round(case, state, verify):
                 following[after] += weight * share
@@ -69,26 +69,26 @@ def enumerate_emissions(case: Case, verify: Verify | None = None) -> dict[Tokens
     return dict(emissions)
 
 
-def _round(case: Case, state: _State, verify: Verify) -> Iterator[tuple[_State, float]]:
+def _round(case: Case, state: State, verify: Verify) -> Iterator[tuple[State, float]]:
     """What can follow a state, with its probability."""
     for draft, weight in _drafts(case, state):
-        for outcome, share in _Judgement(case, state, draft, verify).outcomes():
+        for outcome, share in Judgement(case, state, draft, verify).outcomes():
             yield _follow(case, state, draft, outcome), weight * share
 
 
-def _follow(case: Case, state: _State, draft: Draft, outcome: Verification) -> _State:
+def _follow(case: Case, state: State, draft: Draft, outcome: Verification) -> State:
     """Where the next round starts: after a hit with the drafter, after a miss with the backup."""
     tokens: list[int] = draft.tokens.tolist()
     text = (*state.text, *(tokens[node] for node in outcome.nodes), outcome.token)
     if case.backup is None:
-        return _State(text, case.drafter)
+        return State(text, case.drafter)
     rows = torch.tensor(np.array([state.drafter.model.logits(t) for t in _texts(state, tokens)]))
     guessed = guesses(rows, tokens, case.fan_out, ids=state.drafter.head_ids())
     hit = Outcome(outcome.accepted, outcome.token) in guessed
-    return _State(text, case.drafter if hit else case.backup)
+    return State(text, case.drafter if hit else case.backup)
 
 
-def _texts(state: _State, drafted: Sequence[int]) -> list[Tokens]:
+def _texts(state: State, drafted: Sequence[int]) -> list[Tokens]:
     """The texts behind 0, 1, ..., K drafted tokens."""
     return [(*state.text, *drafted[:i]) for i in range(len(drafted) + 1)]
 
@@ -96,7 +96,7 @@ def _texts(state: _State, drafted: Sequence[int]) -> list[Tokens]:
 # Drafts: every token that can be drawn, at every position.
 
 
-class _Proposed(NamedTuple):
+class Proposed(NamedTuple):
     """A token that can be drafted next.
 
     Attributes:
@@ -112,14 +112,14 @@ class _Proposed(NamedTuple):
     last: bool = False
 
 
-def _drafts(case: Case, state: _State) -> Iterator[tuple[Draft, float]]:
+def _drafts(case: Case, state: State) -> Iterator[tuple[Draft, float]]:
     """Every draft that can occur, with its probability."""
     if case.tree is not None:
         yield from TreeDrafts(case.tree, case.params, state.drafter, state.text).drafts()
         return
-    paths: list[list[_Proposed]] = [[]]
+    paths: list[list[Proposed]] = [[]]
     for i in range(case.lookahead):
-        paths = [longer for path in paths for longer in _extensions(case, state, path, i)]
+        paths = [longer for path in paths for longer in extensions(case, state, path, i)]
     for path in paths:
         rows = [drawn.row for drawn in path if drawn.row is not None]
         tokens = torch.tensor([drawn.token for drawn in path], dtype=torch.int64)
@@ -127,23 +127,21 @@ def _drafts(case: Case, state: _State) -> Iterator[tuple[Draft, float]]:
         yield draft, float(np.prod([drawn.weight for drawn in path]))
 
 
-def _extensions(
-    case: Case, state: _State, path: list[_Proposed], index: int
-) -> list[list[_Proposed]]:
+def extensions(case: Case, state: State, path: list[Proposed], index: int) -> list[list[Proposed]]:
     """The path with each token that can be drafted at `index`; itself where it has stopped."""
     if path and path[-1].last:
         return [path]
     return [[*path, drawn] for drawn in _draws(case, state, path, index)]
 
 
-def _draws(case: Case, state: _State, path: Sequence[_Proposed], index: int) -> list[_Proposed]:
+def _draws(case: Case, state: State, path: Sequence[Proposed], index: int) -> list[Proposed]:
     """What can be drafted at `index`, behind the tokens of `path`."""
     drafter, ids = state.drafter, state.drafter.head_ids()
     text = (*state.text, *(drawn.token for drawn in path))
     logits = torch.tensor(drafter.model.logits(text))[None]
     if drafter.drawn is not None and index >= drafter.drawn:
         column = int(logits.argmax())
-        return [_Proposed(column if ids is None else int(ids[column]), None, 1.0)]
+        return [Proposed(column if ids is None else int(ids[column]), None, 1.0)]
     draw = drafter.draw or engine_drafter.draw
     q = draw(logits, case.params, [UNUSED], ids).q
     row = None if q is None else q[0]
@@ -153,7 +151,7 @@ def _draws(case: Case, state: _State, path: Sequence[_Proposed], index: int) -> 
     for token, middle, length in drawn:
         sure = draw(logits, case.params, [middle], ids).confidences[0]
         last = engine_drafter.stops(sure, drafter.stop_below)
-        found.append(_Proposed(token, row, length, last))
+        found.append(Proposed(token, row, length, last))
     return found
 
 
@@ -174,10 +172,21 @@ class _Left(NamedTuple):
     q: Row
 
 
-class _Judgement:
+class Judgement:
     """All outcomes of verifying one draft. Its p and q say only where decisions may change."""
 
-    def __init__(self, case: Case, state: _State, draft: Draft, verify: Verify) -> None:
+    def __init__(
+        self, case: Case, state: State, draft: Draft, verify: Verify, *, unfed: bool = False
+    ) -> None:
+        """Prepares the target's logits.
+
+        Args:
+            case: models and parameters.
+            state: where the draft starts.
+            draft: what is judged.
+            verify: how.
+            unfed: the target was not fed the chain's last token, which was drafted meanwhile.
+        """
         self._params, self._draft, self._verify = case.params, draft, verify
         self._tokens: list[int] = draft.tokens.tolist()
         texts: dict[int, Tokens] = {ROOT: state.text}
@@ -187,13 +196,16 @@ class _Judgement:
                 texts[child] = (*texts[node], self._tokens[child])
                 self._paths[child] = (*self._paths[node], child)
         rows = [case.target.logits(texts[node]) for node in sorted(texts)]
-        self._logits = torch.tensor(np.array(rows))
+        self._logits = torch.tensor(np.array(rows[: len(rows) - unfed]))
         self._p = sampling.probabilities(self._logits, case.params).numpy()
 
     def outcomes(
         self, node: int = ROOT, rejected: int = 0, uniforms: Uniforms = _NONE, weight: float = 1.0
     ) -> Iterator[_Judged]:
         """Walks down the draft, behind `node`, some of whose children have been rejected."""
+        if node + 1 == len(self._logits):  # the unfed token was accepted: nothing is drawn
+            yield _Judged(self._run(uniforms, UNUSED), weight)
+            return
         children = self._draft.children(node)
         if rejected == len(children):
             yield from self._emissions(node, uniforms, weight)
@@ -208,7 +220,12 @@ class _Judgement:
         child = self._draft.children(node)[rejected]
         token, (p, q) = self._tokens[child], self._left(node, rejected)
         edges = [p[token] / q[token]] if token < len(p) and q[token] > 0 else []
-        return pieces(lambda u: child in self._run({**uniforms, child: u}, UNUSED).nodes, edges)
+
+        def accepted(uniform: float) -> bool:
+            outcome = self._run({**uniforms, child: uniform}, UNUSED)
+            return child in outcome.nodes or (outcome.token_drafted and child == outcome.accepted)
+
+        return pieces(accepted, edges)
 
     def _emissions(self, node: int, uniforms: Uniforms, weight: float) -> Iterator[_Judged]:
         """What is emitted behind a node whose children were all rejected, by the last uniform."""

@@ -74,12 +74,14 @@ def exact_check(cases: Sequence[Case] | None = None, verify: Verify | None = Non
 
 def check_case(case: Case, verify: Verify | None = None) -> CaseResult:
     """Enumerates one case and compares it with its target, sequence by sequence."""
+    from harness.equivalence.chain_enumeration import enumerate_chains
     from harness.equivalence.enumeration import enumerate_emissions
 
     law, vocab = _TargetLaw(case.target, case.params), case.target.vocab
     emitted = np.zeros(vocab**case.length)
     impossible, outside = 0, 0.0
-    for tokens, weight in enumerate_emissions(case, verify).items():
+    enumerate_case = enumerate_chains if case.chain else enumerate_emissions
+    for tokens, weight in enumerate_case(case, verify).items():
         if not law.possible(tokens):
             impossible, outside = impossible + 1, outside + weight
             continue

@@ -95,6 +95,21 @@ class SmallDrafter:
 
 
 @dataclass(frozen=True, slots=True)
+class ChainRound:
+    """A round of a method whose draft goes on by itself.
+
+    Attributes:
+        waits_for: drafted tokens that must be there before the target's pass.
+        most: how many of those that are there it is fed.
+        beside: tokens that are drafted beside the pass. The first that was not fed is judged too.
+    """
+
+    waits_for: int
+    most: int
+    beside: int
+
+
+@dataclass(frozen=True, slots=True)
 class Case:
     """A situation to enumerate.
 
@@ -109,6 +124,8 @@ class Case:
         fan_out: guesses at each of the K + 1 positions of a round.
         tree: how a tree of candidates grows, `lookahead` levels deep, instead of a chain. Its
             candidates are the likeliest tokens if the drafter draws none (`drawn` = 0).
+        chain: the rounds of a draft that goes on by itself, each feeding `lookahead` tokens or
+            fewer; `drafter` drafts them all.
     """
 
     name: str
@@ -120,11 +137,12 @@ class Case:
     backup: SmallDrafter | None = None
     fan_out: Tokens = ()
     tree: TreePlan | None = None
+    chain: tuple[ChainRound, ...] = ()
 
     @property
     def length(self) -> int:
         """Tokens of the compared sequences: the most that the rounds can emit."""
-        return self.rounds * (self.lookahead + 1)
+        return (len(self.chain) or self.rounds) * (self.lookahead + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +210,13 @@ BACKUPS = {
 
 def default_cases() -> tuple[Case, ...]:
     """Every method under all parameters: about 150 cases, a few seconds."""
-    return (*autoregressive_cases(), *speculative_cases(), *saguaro_cases(), *tree_cases())
+    return (
+        *autoregressive_cases(),
+        *speculative_cases(),
+        *saguaro_cases(),
+        *tree_cases(),
+        *chain_cases(),
+    )
 
 
 def autoregressive_cases() -> tuple[Case, ...]:
@@ -250,6 +274,24 @@ def tree_cases() -> tuple[Case, ...]:
             tree=plan,
         )
         for (plan_name, plan), name, params in product(tree_plans().items(), TREE_DRAFTS, PARAMS)
+    )
+
+
+CHAINS = {
+    # Two tokens, then what the first round has left; the draft is one to two tokens ahead.
+    "amusd, drafting on": (ChainRound(1, 2, 2), ChainRound(1, 2, 1)),
+    # Nothing is drafted beside the passes: bonus tokens.
+    "amusd, bonus tokens": (ChainRound(2, 2, 0), ChainRound(1, 2, 0)),
+    # Blocks of two: pre-verify; then post-verify, or pre-verify again.
+    "pearl": (ChainRound(0, 2, 2), ChainRound(0, 2, 2)),
+}
+
+
+def chain_cases() -> tuple[Case, ...]:
+    """AMUSD and PEARL: two rounds, the second with what the first has left of the chain."""
+    return tuple(
+        Case(f"{name}, {describe(params)}", TARGET, params, 2, SmallDrafter(DRAFT), chain=rounds)
+        for (name, rounds), params in product(CHAINS.items(), PARAMS)
     )
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from harness.decoder import Span
+from impl.engine.sampling import Verification
 from impl.engine.sequence import Sequence
 
 
@@ -60,6 +61,15 @@ class Chain:
     def has(self, count: int) -> bool:
         """Whether `count` tokens wait for verification, or all that will ever come."""
         return self.ended or len(self.tokens) >= self.verified + count
+
+    def follow(self, judged: int, outcome: Verification) -> bool:
+        """Takes the outcome of verifying the next `judged` tokens: whether the chain goes on.
+
+        It does if the target has emitted nothing but the chain's own tokens.
+        """
+        if outcome.token_drafted:
+            self.verified += judged
+        return outcome.token_drafted
 
 
 class StartChain(NamedTuple):

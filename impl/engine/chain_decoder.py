@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
 from collections.abc import Sequence as List
 
 import torch
@@ -18,8 +17,6 @@ from impl.engine.draft_process import DraftProcess
 from impl.engine.engine_decoder import settle
 from impl.engine.sampling import Draft, Verification
 from impl.engine.sequence import Sequence
-
-Counts = Callable[[Chain], int]
 
 
 class ChainClient(DraftClient):
@@ -63,11 +60,11 @@ class ChainClient(DraftClient):
         while self.process.poll():
             self._take(self.process.receive())
 
-    def wait(self, sequences: List[Sequence], wanted: Counts) -> None:
-        """Takes what is there, and what comes until each chain has its wanted tokens."""
+    def wait(self, sequences: List[Sequence], counts: List[int]) -> None:
+        """Takes what is there, and what comes until each sequence has so many unverified tokens."""
         self.collect()
-        for sequence in sequences:
-            while (chain := self.chain(sequence)) and not chain.has(wanted(chain)):
+        for sequence, count in zip(sequences, counts, strict=True):
+            while (chain := self.chain(sequence)) and not chain.has(count):
                 self._take(self.process.receive())
 
     def take_passes(self) -> list[Span]:
@@ -106,17 +103,20 @@ class ChainDecoder(AsynchronousDecoder):
             self.draft.chains.clear()
         self.ask_draft(self.draft.start_missing, live, allowed)
 
-    def wait(self, live: List[Sequence], wanted: Counts) -> Span:
-        """Waits until each chain has its wanted tokens, or has ended."""
+    def wait(self, live: List[Sequence], counts: List[int]) -> Span:
+        """Waits until each sequence has so many unverified tokens, or its chain has ended."""
         start_ns = time.perf_counter_ns()
-        self.ask_draft(self.draft.wait, live, wanted)
+        self.ask_draft(self.draft.wait, live, counts)
         return Span(SpanKind.WAIT, start_ns, time.perf_counter_ns())
 
-    def waiting_tokens(self, sequence: Sequence, count: int) -> Draft:
-        """The next tokens of a sequence's chain for the target to score, at most `count`."""
-        chain = self.draft.chain(sequence)
-        tokens = [] if chain is None else chain.tokens[chain.verified : chain.verified + count]
-        return Draft(torch.tensor(tokens, dtype=torch.int64))
+    def unverified(self, live: List[Sequence], counts: List[int]) -> list[Draft]:
+        """The next tokens of each chain for the target to score, at most so many."""
+        chains = [self.draft.chain(sequence) for sequence in live]
+        tokens = [[] if chain is None else chain.tokens[chain.verified :] for chain in chains]
+        return [
+            Draft(torch.tensor(own[:count], dtype=torch.int64))
+            for own, count in zip(tokens, counts, strict=True)
+        ]
 
     def conclude(
         self,
@@ -164,7 +164,5 @@ class ChainDecoder(AsynchronousDecoder):
         self, sequence: Sequence, draft: Draft, outcome: Verification, allowed: int
     ) -> None:
         chain = self.draft.chain(sequence)
-        if chain is not None and outcome.token_drafted:
-            chain.verified += len(draft.tokens)
-        else:
+        if chain is None or not chain.follow(len(draft.tokens), outcome):
             self.ask_draft(self.draft.start, sequence, allowed)

@@ -9,18 +9,22 @@ import torch
 
 from harness.decoder import SamplingParams
 from harness.equivalence import enumeration
+from harness.equivalence.chain_enumeration import enumerate_chains
 from harness.equivalence.enumeration import enumerate_emissions
 from harness.equivalence.exact import check_case, exact_check, reference_distribution
 from harness.equivalence.exact_cases import (
+    CHAINS,
     DRAFTS,
     PARAMS,
     TREE_DRAFTS,
     Case,
+    ChainRound,
     Reweighted,
     SmallDrafter,
     SmallModel,
     default_cases,
 )
+from impl.engine.chain import Chain
 from impl.engine.drafter import draw
 from impl.engine.sampling import Draft, Verification, probabilities, residual, sample, verify
 from impl.ssd.saguaro_sampling import reweight
@@ -40,8 +44,10 @@ def chain(vocab: int, lookahead: int, params: SamplingParams = PLAIN, **drafter)
 def test_every_default_case_is_exact():
     check = exact_check()
     assert check.passed, check.worst
-    assert {result.name.split(",")[0] for result in check.results} == {"ar", "chain", "ssd", "tree"}
-    assert len(check.results) == len(PARAMS) * (1 + len(DRAFTS) + 2 + 2 * len(TREE_DRAFTS))
+    kinds = {"ar", "chain", "ssd", "tree", "amusd", "pearl"}
+    assert {result.name.split(",")[0] for result in check.results} == kinds
+    others = 1 + len(DRAFTS) + 2 + 2 * len(TREE_DRAFTS) + len(CHAINS)
+    assert len(check.results) == len(PARAMS) * others
 
 
 @pytest.mark.parametrize(("vocab", "lookahead"), [(2, 1), (2, 4), (3, 3), (5, 1), (5, 2)])
@@ -285,3 +291,85 @@ def test_a_check_fails_with_its_worst_case():
 def test_longer_drafts(name):
     target, drafter = DRAFTS[name]
     assert all(check_case(Case(name, target, params, 3, drafter)).exact for params in PARAMS)
+
+
+# --- a draft that goes on by itself --------------------------------------------------------------
+
+
+def going_on(*rounds: ChainRound, target: SmallModel, draft: SmallModel) -> Case:
+    most = max(round_.most for round_ in rounds)
+    return Case("chain", target, PLAIN, most, SmallDrafter(draft), chain=rounds)
+
+
+@pytest.mark.parametrize(
+    "rounds",
+    [
+        [
+            ChainRound(0, 1, 2),
+            ChainRound(0, 1, 2),
+            ChainRound(0, 1, 1),
+        ],  # further and further ahead
+        [ChainRound(0, 2, 1), ChainRound(2, 2, 0), ChainRound(1, 1, 2)],
+        [ChainRound(1, 1, 0), ChainRound(0, 1, 1), ChainRound(0, 1, 1)],
+    ],
+)
+def test_any_schedule_of_rounds_is_exact(rounds):
+    models = {"target": SmallModel(2, seed=1), "draft": SmallModel(2, seed=2)}
+    assert check_case(going_on(*rounds, **models)).exact
+
+
+def test_pearl_by_hand():
+    # Pre-verify judges s_1 alone. Token 2 (.5) is accepted with .2 / .5; rejected, 0 is emitted and
+    # the chain is given up. s_2, drafted meanwhile, is fed next and judged with s_3.
+    models = {"target": BY_HAND.target, "draft": BY_HAND.drafter.model}
+    pre_verify = going_on(ChainRound(0, 2, 2), **models)
+    assert enumerate_chains(pre_verify) == pytest.approx(
+        {(0,): 0.2 + 0.3, (1,): 0.3, (2,): 0.2}, abs=1e-12
+    )
+    both = enumerate_chains(going_on(ChainRound(0, 2, 2), ChainRound(0, 2, 2), **models))
+    # s_1 = s_2 = s_3 = 2, all accepted.
+    assert both[2, 2, 2] == pytest.approx(0.2**3, abs=1e-12)
+    # 0 by a rejection (.3): pre-verify again, one token from p. 0 as s_1 (.2): s_2 is rejected
+    # (.3), which emits 0 and ends the round.
+    assert both[0, 0] == pytest.approx(0.3 * 0.5 + 0.2 * 0.3, abs=1e-12)
+    assert both[0, 2] == pytest.approx(0.3 * 0.2, abs=1e-12)
+
+
+def unjudged_if_not_fed(logits, draft, params, uniforms):
+    """The token drafted beside the pass is taken over as it is."""
+    outcome = verify(logits, draft, params, uniforms)
+    last = len(draft.tokens) - 1
+    if len(logits) == len(draft.tokens) and outcome.accepted == last:
+        return Verification(last, int(draft.tokens[-1]), token_drafted=True)
+    return outcome
+
+
+def greedy_if_not_fed(logits, draft, params, uniforms):
+    """The token drafted beside the pass is accepted if it is the target's favourite."""
+    if len(logits) != len(draft.tokens):
+        return verify(logits, draft, params, uniforms)
+    fed = Draft(draft.tokens[:-1], draft.probs[:-1], draft.ids)
+    outcome = verify(logits, fed, params, [*uniforms[:-2], uniforms[-1]])
+    favourite = int(logits[-1].argmax())
+    if outcome.accepted == len(fed.tokens) and int(draft.tokens[-1]) == favourite:
+        return Verification(outcome.accepted, favourite, token_drafted=True)
+    return outcome
+
+
+@pytest.mark.parametrize("broken", [unjudged_if_not_fed, greedy_if_not_fed])
+@pytest.mark.parametrize("name", ["amusd, drafting on, T = 1", "pearl, T = 1"])
+def test_a_token_that_was_not_fed_and_is_judged_otherwise_is_seen(name, broken):
+    case = next(case for case in default_cases() if case.name == name)
+    assert check_case(case, broken).error > 1e-3
+
+
+def test_a_chain_that_goes_on_behind_a_rejection_is_seen(monkeypatch):
+    """Its tokens were drawn for another text than the q's that they are judged by."""
+
+    def never_given_up(self, judged, outcome):
+        self.verified += judged
+        return True
+
+    monkeypatch.setattr(Chain, "follow", never_given_up)
+    case = next(case for case in default_cases() if case.name == "pearl, T = 1")
+    assert check_case(case).error > 1e-3

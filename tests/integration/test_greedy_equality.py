@@ -179,6 +179,16 @@ def test_amusd_equals_ar(models, requests, expected, batch_size, beside, options
         assert emitted(decode(decoder, requests)) == expected
 
 
+@pytest.mark.parametrize(
+    ("batch_size", "beside", "options"),
+    [(1, 3, {"lookahead": 4}), (2, 9, {"lookahead": 1}), (7, 0, {"lookahead": 6})],
+)
+def test_pearl_equals_ar(models, requests, expected, batch_size, beside, options):
+    pair = Pair(models, batch_size, max_context=512)
+    with pair.pearl(beside=beside, **options) as decoder:
+        assert emitted(decode(decoder, requests)) == expected
+
+
 def test_hits_misses_and_rejections_occur_in_these_cases(models, requests):
     with Pair(models, 2, max_context=512).ssd(lookahead=4, budget=8) as decoder:
         log = decode(decoder, requests)

@@ -114,6 +114,12 @@ def amusd_windows(**options):
         return windows(decode(decoder, requests(params)))[None]
 
 
+def pearl_windows(**options):
+    params = SamplingParams(temperature=1.0)
+    with PAIR.pearl(**options) as decoder:
+        return windows(decode(decoder, requests(params)))[None]
+
+
 @pytest.mark.parametrize(
     "options",
     [{"beside": 0}, {"beside": 1}, {"beside": 4}, {"fixed": True}],
@@ -121,6 +127,11 @@ def amusd_windows(**options):
 )
 def test_amusd_draws_from_the_target(options):
     assert p_value(amusd_windows(**options), P) > FALSE_ALARM
+
+
+@pytest.mark.parametrize(("lookahead", "beside"), [(1, 0), (3, 1), (3, 9)])
+def test_pearl_draws_from_the_target(lookahead, beside):
+    assert p_value(pearl_windows(lookahead=lookahead, beside=beside), P) > FALSE_ALARM
 
 
 def test_branches_that_grow_by_their_worth_draw_from_the_target(monkeypatch):

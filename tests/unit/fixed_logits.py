@@ -21,9 +21,10 @@ import numpy as np
 import pytest
 import torch
 
-from baselines.amusd import AmusdDecoder, AmusdOptions
+from baselines.amusd import AmusdDecoder
 from baselines.ar import AutoregressiveDecoder
 from baselines.ngram import NgramDecoder, NgramOptions
+from baselines.pearl import PearlDecoder
 from baselines.sd import SpeculativeDecoder, SpeculativeOptions
 from baselines.tree import TreeDecoder, TreeOptions
 from harness.decoder import Decoder, DecoderSetup, Request, Round
@@ -257,10 +258,11 @@ class LocalDraft:
 
     def work(self, passes: int = 0) -> None:
         """Lets the worker read its messages and make what is left of its passes, and some more."""
-        if self._left is not None:
-            self._left += passes
         with suppress(_NothingToDo):
             self.worker.serve(_WorkerEnd(self))
+        if passes and self._left is not None:
+            self._left += passes
+            self.work()
 
     def message_waits(self) -> bool:
         if self.unread or self._left == 0:
@@ -350,6 +352,9 @@ class Pair:
         elif method == "amusd":
             with self.amusd(max_verified=lookahead, beside=lookahead) as decoder:
                 yield decoder
+        elif method == "pearl":
+            with self.pearl(lookahead=lookahead, beside=lookahead) as decoder:
+                yield decoder
         elif method == "tree":
             yield self.tree(nodes=2 * lookahead, depth=lookahead, branching=2)
         else:
@@ -368,8 +373,19 @@ class Pair:
     @contextmanager
     def amusd(self, *, beside: int = 0, **options: Any) -> Iterator[AmusdDecoder]:
         """AMUSD in this process: `beside` draft passes while the target makes one."""
+        with self._chains(AmusdDecoder, beside, options) as decoder:
+            yield decoder
+
+    @contextmanager
+    def pearl(self, *, beside: int = 0, **options: Any) -> Iterator[PearlDecoder]:
+        """PEARL in this process: `beside` draft passes while the target makes one."""
+        with self._chains(PearlDecoder, beside, options) as decoder:
+            yield decoder
+
+    @contextmanager
+    def _chains(self, method: Any, beside: int, options: dict[str, Any]) -> Iterator[Any]:
         with local_draft(passes=0):
-            decoder = AmusdDecoder.create(self.setup(AmusdOptions(**options)))
+            decoder = method.create(self.setup(method.Options(**options)))
         work_beside_the_target(decoder, beside)
         try:
             yield decoder

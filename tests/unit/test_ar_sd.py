@@ -11,7 +11,7 @@ from harness.decoder import FinishReason, Request, SamplingParams
 from harness.errors import ModelError, RequestError
 from impl.engine.models import Models
 
-METHODS = ("ar", "ngram", "sd", "tree", "ssd", "amusd")
+METHODS = ("ar", "ngram", "sd", "tree", "ssd", "amusd", "pearl")
 COUNT = Counting(10)
 SKIP = Counting(10, step=2)
 
@@ -236,6 +236,6 @@ def test_a_pair_without_a_draft_is_refused_by_the_methods_that_need_one():
     pair = Pair(Models(target))
     for decoder in (pair.ar(), pair.ngram()):
         assert decode_one(decoder, request(max_new_tokens=1))
-    for method in ("sd", "tree", "ssd", "amusd"):
+    for method in ("sd", "tree", "ssd", "amusd", "pearl"):
         with pytest.raises(ModelError, match="draft: this pair has no draft"), pair.open(method, 3):
             pass
