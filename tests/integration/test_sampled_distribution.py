@@ -80,6 +80,20 @@ def test_sd_draws_from_the_target():
 @pytest.mark.parametrize(
     "options",
     [
+        {"nodes": 4, "depth": 3, "branching": 2},
+        {"nodes": 4, "depth": 3, "branching": 2, "candidates": "likeliest"},
+        {"shape": [2, 2]},
+    ],
+    ids=["dynamic", "likeliest", "static"],
+)
+def test_tree_draws_from_the_target(options):
+    log = decode(PAIR.tree(**options), requests(SamplingParams(temperature=1.0)))
+    assert p_value(windows(log)[None], P) > FALSE_ALARM
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
         {"fan_out": "geometric"},
         {"fan_out": "confidence"},
         {"saguaro_c": 0.5, "saguaro_top": 1},
