@@ -109,7 +109,8 @@ class Round:
         request_id: the sequence.
         tokens: emitted ids, already cut at EOS, stop sequence and max_new_tokens; at least one.
             Only a last round may have none, where a server tells of the end behind the last token.
-        drafted: tokens proposed to the target in this round (0 for autoregressive decoding).
+        drafted: tokens proposed to the target in this round (0 for autoregressive decoding); every
+            node of a tree counts.
         accepted: how many of them the target accepted, before any cut; at most `drafted`.
         spans: where the time went. Sequences advanced together share the same spans.
         finish: set on the sequence's last round.
