@@ -188,7 +188,8 @@ class TreeDrafter:
         """All random numbers that a tree can need; a stream of their own each round."""
         if sequence.request.sampling.temperature == 0 or not self.sampled:
             return None
-        return sequence.stream.uniforms(Role.DRAFT, sequence.output_length, self.plan.draws)
+        start, after = sequence.output_length, sequence.tokens[-1]
+        return sequence.stream.uniforms(Role.DRAFT, start, self.plan.draws, after)
 
     def _grow(self, growing: List[_Growth]) -> None:
         """One pass over every frontier; each node fed gets its children."""
