@@ -73,6 +73,9 @@ class RunConfig(BaseModel):
             their durations agree sooner.
         raw: prompts as they are, without the chat template.
         system: system prompt of the chat template.
+        isolate: measure each repeat of a group of comparable cells in a fresh process, and prepare
+            and verify in one; else all in this process.
+        worker_timeout_s: a worker process that is busy with one item for longer is ended.
         data_dir: mirror folder of prompt files; may hold snapshots of the hub.
         cache_dir: where fetched and converted weights are kept.
     """
@@ -111,6 +114,8 @@ class RunConfig(BaseModel):
     warmup_steps: Count = 20
     raw: bool = False
     system: str | None = None
+    isolate: bool = True
+    worker_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 3600.0
     data_dir: Path | None = None
     cache_dir: Path | None = None
 

@@ -43,6 +43,10 @@ class EndpointError(HarnessError):
     """A server that refused a request, broke its stream or cannot be counted; ends the cell."""
 
 
+class WorkerError(HarnessError):
+    """A worker process of a run died, hung or failed; ends its cells with this reason."""
+
+
 class NonFiniteLogitsError(HarnessError):
     """A model produced NaN or infinite logits."""
 

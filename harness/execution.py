@@ -1,20 +1,48 @@
-"""Goes through a run's work items: a cell that fails is recorded and left, the others go on."""
+"""Measures work items in this process: a cell that fails is told and left, the others go on."""
 
 from __future__ import annotations
 
 import traceback
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 from harness.decoder_pool import DecoderPool
-from harness.errors import HarnessError
+from harness.errors import HarnessError, StoreError
 from harness.interrupts import uninterrupted
 from harness.measure import heap_frozen, run_item
 from harness.messages import first_line
 from harness.plan import Cell, WorkItem
-from harness.progress import Progress
-from harness.store import RunStore, Status, finished_items
+from harness.preparation import Prepared, resolve_methods
+from harness.store import read_manifest, write_part
+from harness.tuning.usage import stored_choices, with_choices
 from harness.workload import Workload
+
+
+class Host(Protocol):
+    """Who keeps what is measured, in this process or in the one that started it.
+
+    Every call returns before anything more is measured. Arguments are JSON values.
+    """
+
+    def note(self, text: str) -> None:
+        """One line about what happens outside the items."""
+
+    def opened(self, cell: str, decoder: dict[str, Any]) -> None:
+        """A cell's decoder is warm, or has measured another item: what the manifest keeps."""
+
+    def begin(self, item: str) -> None:
+        """An item is about to be measured."""
+
+    def measured(self, item: str, skipped: list[dict[str, Any]]) -> None:
+        """The item has been measured, these requests refused; its rows are not stored yet."""
+
+    def ended(self, item: str, tokens: int, decode_ns: int) -> None:
+        """The item's rows are stored, or its cell has failed (nothing was measured)."""
+
+    def failed(self, item: str, error: str, message: str) -> None:
+        """The item's cell has failed at it and is left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,88 +60,83 @@ class Failure:
     message: str
 
 
-class Execution:
-    """The measuring part of a run.
+def execute(prepared: Prepared, items: Sequence[WorkItem], directory: Path, host: Host) -> None:
+    """Measures items in their order and stores each as a part of a run directory.
 
-    Attributes:
-        failures: cells that ended early.
+    The process is confined to the cores of the method meanwhile.
+
+    Args:
+        prepared: the run that they are of.
+        items: some of its plan.
+        directory: the run directory.
+        host: told what happens.
+
+    Raises:
+        StoreError: a part that cannot be written.
     """
+    from impl.engine import placement
 
-    def __init__(
-        self, workload: Workload, pool: DecoderPool, store: RunStore, progress: Progress
-    ) -> None:
-        self.failures: dict[Cell, Failure] = {}
-        self._workload = workload
-        self._pool = pool
-        self._store = store
-        self._progress = progress
-        self._decoders: dict[str, dict[str, Any]] = dict(store.manifest.get("decoders", {}))
-        finished = finished_items(store.directory)
-        self._items = [item for item in workload.plan if item.id not in finished]
-
-    def run(self) -> Status:
-        """Measures every item that is not stored yet.
-
-        However that ends, draft processes are ended and the run is finalised.
-        """
-        status: Status = "failed"
+    with placement.applied(prepared.config.placement.target_cores):
+        workload = prepared.workload()
+        choices = stored_choices(read_manifest(directory))
+        methods = with_choices(resolve_methods(prepared.config), choices)
+        models = prepared.models()
+        pool = DecoderPool(methods, models, workload, prepared.config, placement.apply)
         try:
-            self._warm_up()
-            with heap_frozen():
-                self._measure()
-            status = "failed" if self.failures else "finished"
-        except KeyboardInterrupt:
-            status = "interrupted"
+            _Execution(workload, pool, directory, host).run(items)
         finally:
             with uninterrupted():
-                self._end(status)
-        return status
+                pool.close()
 
-    def _warm_up(self) -> None:
+
+class _Execution:
+    def __init__(self, workload: Workload, pool: DecoderPool, directory: Path, host: Host) -> None:
+        self._workload = workload
+        self._pool = pool
+        self._directory = directory
+        self._host = host
+        self._failed: set[Cell] = set()
+
+    def run(self, items: Sequence[WorkItem]) -> None:
+        self._warm_up(items)
+        with heap_frozen():
+            for item in items:
+                self._host.begin(item.id)
+                tokens, decode_ns = (0, 0) if item.cell in self._failed else self._measure(item)
+                self._host.ended(item.id, tokens, decode_ns)
+
+    def _warm_up(self, items: Sequence[WorkItem]) -> None:
         """Opens and warms all decoders, so that none is created while cells take turns."""
-        first_items = {item.cell: item for item in reversed(self._items)}
-        for cell in dict.fromkeys(item.cell for item in self._items):
-            self._progress.note(f"warming up {cell.id}")
+        first_items = {item.cell: item for item in reversed(items)}
+        for cell in dict.fromkeys(item.cell for item in items):
+            self._host.note(f"warming up {cell.id}")
             try:
                 self._pool.get(cell)
-                self._decoders[cell.id] = self._pool.describe(cell)
+                self._host.opened(cell.id, self._pool.describe(cell))
             except Exception as error:  # noqa: BLE001 - a failing method must not end the others
                 self._fail(first_items[cell], error)
-        self._store.update(decoders=self._decoders)
 
-    def _measure(self) -> None:
-        self._progress.begin(len(self._items))
-        for item in self._items:
-            self._progress.item(item.id)
-            tokens, decode_ns = (0, 0) if item.cell in self.failures else self._measure_item(item)
-            self._progress.done(tokens, decode_ns)
-
-    def _measure_item(self, item: WorkItem) -> tuple[int, int]:
+    def _measure(self, item: WorkItem) -> tuple[int, int]:
         """Measures and stores one item; gives its tokens and the duration of its steps."""
         requests, categories = self._workload.requests(item), self._workload.categories(item)
         try:
             decoder = self._pool.get(item.cell)
             limit = self._workload.config.max_rounds
             result = run_item(decoder, item, requests, categories, max_rounds=limit)
-            self._decoders[item.cell.id] = self._pool.describe(item.cell)
+            described = self._pool.describe(item.cell)
         except Exception as error:  # noqa: BLE001 - a failing method must not end the others
             self._fail(item, error)
             return 0, 0
-        self._store.append_item(result)
+        self._host.measured(item.id, [asdict(row) for row in result.skipped])
+        self._host.opened(item.cell.id, described)
+        write_part(self._directory, result)
         return result.tokens, result.decode_ns
 
     def _fail(self, item: WorkItem, error: Exception) -> None:
-        failure = Failure(item.id, type(error).__name__, first_line(error))
-        self.failures[item.cell] = failure
+        if isinstance(error, StoreError):  # of the host's: no method's fault
+            raise error
+        self._failed.add(item.cell)
         self._pool.discard(item.cell)
-        self._store.update(failures=[asdict(each) for each in self.failures.values()])
-        self._progress.note(f"{failure.item} failed: {failure.error}: {failure.message}")
+        self._host.failed(item.id, type(error).__name__, first_line(error))
         if not isinstance(error, HarnessError):  # a bug: whoever mends it needs the traceback
-            self._progress.note("".join(traceback.format_exception(error)))
-
-    def _end(self, status: Status) -> None:
-        try:
-            self._pool.close()
-        finally:
-            self._store.update(decoders=self._decoders)
-            self._store.finalise(status)
+            self._host.note("".join(traceback.format_exception(error)))

@@ -148,6 +148,20 @@ def identity(config: RunConfig) -> dict[str, Any]:
     }
 
 
+def to_json(prepared: Prepared) -> dict[str, Any]:
+    """In JSON values, for another process."""
+    from pydantic import TypeAdapter
+
+    return dict(TypeAdapter(Prepared).dump_python(prepared, mode="json"))
+
+
+def from_json(values: Mapping[str, Any]) -> Prepared:
+    """What `to_json` gave."""
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(Prepared).validate_python(values)
+
+
 def named_pair(config: RunConfig) -> Pair:
     """The pair that the config names or describes, with the config's changes to it."""
     if config.pair:

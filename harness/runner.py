@@ -6,29 +6,25 @@ Knows no method by name and takes no time itself: `harness.measure` does.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness import invariants, run_prompts
 from harness.config import RunConfig
-from harness.decoder_pool import DecoderPool
-from harness.errors import StoreError
-from harness.execution import Execution, Failure
+from harness.errors import StoreError, WorkerError
+from harness.execution import Failure
 from harness.greedy import GreedyCheck
 from harness.interrupts import termination_as_interrupt
+from harness.messages import first_line
 from harness.metrics import split_cells
-from harness.preparation import Prepared, check_methods, identity, prepare, resolve_methods
+from harness.preparation import Prepared, prepare
 from harness.progress import Progress
 from harness.resume import refuse_changes, stored_config
+from harness.session import Session
 from harness.store import RunStore, Status, finished_items, read_manifest, read_run, refuse_used
-from harness.tuning.usage import stored_choices, tuned_methods, with_choices
-from harness.verification import (
-    Verification,
-    certify_outputs,
-    compare_greedy,
-    verify_outputs,
-)
+from harness.tasks import FreshProcesses, InProcess, Tasks
+from harness.verification import Verification, certify_outputs, compare_greedy
 
 if TYPE_CHECKING:
     from harness.equivalence.certificate import Certificate
@@ -85,16 +81,7 @@ def run(config: RunConfig, out: Path, progress: Progress) -> RunSummary:
     """
     refuse_used(out)  # before anything is loaded
 
-    def create(prepared: Prepared) -> RunStore:
-        manifest = {**identity(prepared.config), **prepared.record}
-        tuned = tuned_methods(prepared, manifest)
-        for line in tuned.unused:
-            progress.note(f"not tuned: {line}")
-        store = RunStore.create(out, {**manifest, "tuning": tuned.to_json()})
-        run_prompts.write_prompts(out, prepared.prompts)
-        return store
-
-    return _run(config, create, progress)
+    return _run(config, lambda manifest: RunStore.create(out, manifest), progress)
 
 
 def resume(
@@ -120,13 +107,11 @@ def resume(
     manifest = read_manifest(directory)
     chosen = config or stored_config(manifest, places or {})
 
-    def reopen(prepared: Prepared) -> RunStore:
-        refuse_changes(directory, manifest, {**identity(prepared.config), **prepared.record})
+    def reopen(now: dict[str, Any]) -> RunStore:
+        refuse_changes(directory, manifest, now)
         for problem in read_run(directory).problems:
             progress.note(f"{problem}; it is measured again")
-        store = RunStore.open(directory)
-        run_prompts.write_prompts(directory, prepared.prompts)  # a run killed at once has none
-        return store
+        return RunStore.open(directory)
 
     return _run(chosen, reopen, progress)
 
@@ -172,40 +157,41 @@ def verify(
 
 
 def _run(
-    config: RunConfig, open_store: Callable[[Prepared], RunStore], progress: Progress
+    config: RunConfig, open_store: Callable[[dict[str, Any]], RunStore], progress: Progress
 ) -> RunSummary:
-    """Checks, prepares, opens the store and measures into it."""
-    check_methods(config)
+    """Prepares, opens the store and measures into it."""
+    tasks: Tasks = FreshProcesses() if config.isolate else InProcess()
     with termination_as_interrupt():
         try:
-            prepared = prepare(config, progress)
-            store = open_store(prepared)
+            found = tasks.prepare(config, progress)
+            prepared = found.prepared
+            workers = tasks.record(prepared.config)
+            store = open_store({**found.identity, "workers": workers, **prepared.record})
             with store.locked():
-                return _measure(prepared, store, progress)
+                run_prompts.write_prompts(store.directory, prepared.prompts)
+                return _measure(prepared, store, progress, tasks)
         finally:
             progress.close()
 
 
-def _measure(prepared: Prepared, store: RunStore, progress: Progress) -> RunSummary:
-    from impl.engine import placement
-
-    out, config, workload = store.directory, prepared.config, prepared.workload()
-    left = len(workload.plan) - len(finished_items(out))
+def _measure(prepared: Prepared, store: RunStore, progress: Progress, tasks: Tasks) -> RunSummary:
+    left = len(prepared.record["plan"]) - len(finished_items(store.directory))
     if not left and (found := Verification.from_record(store.manifest)):
         progress.note("nothing is left to measure")
         return _summary(store, "finished", (), found)
     store.update(status="running", ended=None, failures=[])
-    with placement.applied(config.placement.target_cores):
-        models = prepared.models()
-        methods = with_choices(resolve_methods(config), stored_choices(store.manifest))
-        pool = DecoderPool(methods, models, workload, config, placement.apply)
-        execution = Execution(workload, pool, store, progress)
-        status = execution.run()
-        failures = tuple(execution.failures.values())
-        if status == "interrupted":
-            return _summary(store, status, failures, None)
-        placement.apply(config.placement.target_cores)
-        found = verify_outputs(out, prepared, models, progress)
+    session = Session(prepared, store, progress, tasks)
+    status = session.run()
+    failures = tuple(session.failures.values())
+    if status == "interrupted":
+        return _summary(store, status, failures, None)
+    try:
+        found = tasks.verify(prepared, store.directory, progress)
+    except WorkerError as error:  # what was measured stays
+        failure = Failure("verification", type(error).__name__, first_line(error))
+        failures = (*failures, failure)
+        store.update(status="failed", failures=[asdict(each) for each in failures])
+        return _summary(store, "failed", failures, None)
     store.update(**found.record())
     return _summary(store, status, failures, found)
 

@@ -76,6 +76,12 @@ RUN_OPTIONS = (
     click.option("--control/--no-control", default=None, help="Measure the baseline twice (A/A)."),
     click.option("--warmup-steps", type=int, help="Most unmeasured steps before the first item."),
     click.option("--raw/--no-raw", default=None, help="Prompts without the chat template."),
+    click.option(
+        "--isolate/--no-isolate",
+        default=None,
+        help="Measure every group of cells in a fresh process (default).",
+    ),
+    click.option("--worker-timeout-s", type=float, help="A worker busy for longer is ended."),
     click.option("--system", help="System prompt of the chat template."),
     click.option(
         "--data-dir", type=PATH, envvar="HARNESS_DATA_DIR", help="Mirror of JSONL prompts."

@@ -127,7 +127,7 @@ def _for_verifying(config: RunConfig, tokens: int | None) -> RunConfig:
     from harness.plan import BASELINE
     from harness.run_prompts import prompt_sets
 
-    changes: dict[str, Any] = {"warmup_steps": 1, "verify": True}
+    changes: dict[str, Any] = {"warmup_steps": 1, "verify": True, "isolate": False}
     if BASELINE not in config.methods:
         changes["methods"] = (BASELINE, *config.methods)
     if tokens is not None:

@@ -74,7 +74,7 @@ def run(target: Path, draft: Path, out: Path, *options: str) -> Result:
     arguments = ("--dtype", "float32", *methods, "--datasets", "mini", "--prompts", "2")
     models = ("--target", str(target), "--draft", str(draft), "--cache-dir", str(out.parent / "c"))
     limits = ("--max-new-tokens", "12", "--raw", "--out", str(out))
-    return CliRunner().invoke(cli, ["run", *models, *arguments, *limits, *options])
+    return CliRunner().invoke(cli, ["run", "--no-isolate", *models, *arguments, *limits, *options])
 
 
 def expected(folder: Path, prompt: str) -> list[int]:

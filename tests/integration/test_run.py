@@ -35,7 +35,10 @@ from harness.decoder import (
 from harness.errors import DraftProcessError
 from harness.store import read_run
 
-RUN = ("run", "--pair", "tiny", "--datasets", "mini", "--prompts", "4", "--max-new-tokens", "6")
+RUN = (
+    *("run", "--no-isolate", "--pair", "tiny", "--datasets", "mini"),
+    *("--prompts", "4", "--max-new-tokens", "6"),
+)
 CELL_KEYS = {
     *("method", "dataset", "temperature", "batch_size", "requests", "tokens", "tokens_per_s"),
     *("tokens_per_s_per_device", "tpot_ms", "ttft_ms", "acceptance_length", "acceptance_rate"),

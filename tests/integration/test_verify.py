@@ -18,6 +18,8 @@ from impl.engine import sampling
 
 TINY = ("--pair", "tiny", "--datasets", "mini", "--prompts", "8", "--max-new-tokens", "48")
 
+RUN = ("run", "--no-isolate", *TINY)
+
 
 def likely_enough(uniform: float, p: float, q: float) -> bool:
     """In place of the rule that keeps the distribution."""
@@ -72,7 +74,7 @@ def test_a_run_certifies_its_methods_and_verify_does_so_again(tmp_path: Path) ->
         "--repeats",
         "2",
     )
-    result = harness("run", *TINY, *grid, "--out", out)
+    result = harness(*RUN, *grid, "--out", out)
     assert result.exit_code == 0, result.output
     assert cells(out) == {
         ("ar", 1): True,
@@ -108,7 +110,9 @@ def test_a_run_certifies_its_methods_and_verify_does_so_again(tmp_path: Path) ->
 
 def test_at_temperature_0_equal_outputs_certify(tmp_path: Path) -> None:
     few = ("--prompts", "2", "--max-new-tokens", "8", "--warmup-steps", "2")
-    result = harness("run", *TINY, *few, "--methods", "ar,typical", "--out", tmp_path / "run")
+    result = harness(
+        "run", "--no-isolate", *TINY, *few, "--methods", "ar,typical", "--out", tmp_path / "run"
+    )
     assert result.exit_code == 0, result.output
     # there typical acceptance is no fault: the tiny target is not sampled
     assert cells(tmp_path / "run") == {("ar", 0): True, ("typical", 0): True}
@@ -116,7 +120,9 @@ def test_at_temperature_0_equal_outputs_certify(tmp_path: Path) -> None:
 
 def test_without_verifying_every_figure_is_marked(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    result = harness("run", *TINY, "--methods", "ar", "--no-verify", "--no-control", "--out", out)
+    result = harness(
+        "run", "--no-isolate", *TINY, "--methods", "ar", "--no-verify", "--no-control", "--out", out
+    )
     assert result.exit_code == 0, result.output
     assert cells(out) == {("ar", 0): None}
     assert "unverified" in result.stdout
@@ -157,7 +163,18 @@ def test_exact_methods_pass_under_the_transformers_model_as_well(tmp_path: Path)
 def test_a_usage_error_is_one_line(tmp_path: Path, arguments: tuple[str, ...], line: str) -> None:
     out = tmp_path / "run"
     few = ("--prompts", "1", "--max-new-tokens", "4", "--warmup-steps", "1")
-    harness("run", *TINY, "--methods", "ar", *few, "--no-verify", "--no-control", "--out", out)
+    harness(
+        "run",
+        "--no-isolate",
+        *TINY,
+        "--methods",
+        "ar",
+        *few,
+        "--no-verify",
+        "--no-control",
+        "--out",
+        out,
+    )
     result = harness("verify", out, *(argument.format(run=out) for argument in arguments))
     assert result.exit_code == 2
     assert result.stderr.splitlines()[-1].startswith(f"error: {line}")
@@ -174,7 +191,7 @@ def test_a_changed_prompt_file_is_refused(tmp_path: Path) -> None:
     file.write_text('{"prompt": "One."}\n{"prompt": "Two."}\n', encoding="utf-8")
     out, few = tmp_path / "run", ("--max-new-tokens", "4", "--no-verify", "--no-control")
     arguments = ("--pair", "tiny", "--datasets", file, "--methods", "ar", "--warmup-steps", "1")
-    result = harness("run", *arguments, *few, "--out", out)
+    result = harness("run", "--no-isolate", *arguments, *few, "--out", out)
     assert result.exit_code == 0, result.output
     file.write_text('{"prompt": "One!"}\n{"prompt": "Two."}\n', encoding="utf-8")
     result = harness("verify", out)
