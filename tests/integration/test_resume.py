@@ -41,7 +41,6 @@ def half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     out = tmp_path / "run"
     with monkeypatch.context() as patch:
         patch.setattr("harness.execution.run_item", killed_at(4))
-        patch.setattr("harness.execution.Execution._end", lambda *_: None)
         with pytest.raises(Killed):
             harness(*RUN, *GRID, "--out", out)
     assert len(finished_items(out)) == 3
@@ -67,10 +66,10 @@ def killed_at(number: int):  # type: ignore[no-untyped-def]
 
     calls = iter(range(1, 1000))
 
-    def measure(*arguments):  # type: ignore[no-untyped-def]
+    def measure(*arguments, **limits):  # type: ignore[no-untyped-def]
         if next(calls) == number:
             raise Killed
-        return run_item(*arguments)
+        return run_item(*arguments, **limits)
 
     return measure
 
@@ -81,9 +80,9 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     measured = []
 
-    def measure(decoder, item, *arguments):  # type: ignore[no-untyped-def]
+    def measure(decoder, item, *arguments, **limits):  # type: ignore[no-untyped-def]
         measured.append(item.id)
-        return run_item(decoder, item, *arguments)
+        return run_item(decoder, item, *arguments, **limits)
 
     monkeypatch.setattr("harness.execution.run_item", measure)
     return measured
@@ -135,7 +134,7 @@ def test_a_run_killed_while_it_was_verified_is_only_verified(
 
     out = tmp_path / "run"
     with monkeypatch.context() as patch:
-        patch.setattr("harness.runner.verify_outputs", killed)
+        patch.setattr("harness.tasks.verify_outputs", killed)
         with pytest.raises(Killed):
             harness(*RUN, "--methods", "ar", "--out", out)
     assert "greedy" not in read_manifest(out)
