@@ -8,17 +8,17 @@ from harness.decoder import Request, Round
 
 
 class Killed(AutoregressiveDecoder):
-    """Is killed at temperature 0 in its second item, as by the system when memory runs out."""
+    """Is killed at temperature 0 in its first item, as by the system when memory runs out."""
 
-    items = 0
+    measured = False
     greedy = False
 
     def start(self, requests: list[Request]) -> None:
         super().start(requests)
         self.greedy = requests[0].sampling.temperature == 0
-        self.items += not requests[0].request_id.startswith("warm-up")
+        self.measured = not requests[0].request_id.startswith("warm-up")
 
     def step(self) -> list[Round]:
-        if self.greedy and self.items == 2:
+        if self.greedy and self.measured:
             os.kill(os.getpid(), signal.SIGKILL)
         return super().step()

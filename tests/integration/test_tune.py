@@ -118,7 +118,8 @@ def harness(*arguments: str | Path) -> Result:
 
 
 def common(folder: Path) -> tuple[str | Path, ...]:
-    return ("--pair", "tiny", "--datasets", "mini", "--cache-dir", folder / "cache")
+    cache = folder / "cache"
+    return ("--no-isolate", "--pair", "tiny", "--datasets", "mini", "--cache-dir", cache)
 
 
 @pytest.fixture(scope="module")

@@ -59,12 +59,12 @@ def test_a_killed_worker_fails_its_group_and_the_run_goes_on(
     greedy = [item for item in manifest["plan"] if "/t0/" in item]
     left = [item for item in greedy if item not in manifest["finished_items"]]
     first = {item.split("/")[0]: item for item in reversed(left)}
-    assert first["killed"] == "killed/mini/t0/b1/r0/k1"
+    assert first["killed"] == "killed/mini/t0/b1/r0/k0"
     assert manifest["failures"] == [
         {"item": item, "error": "WorkerError", "message": reason} for item in first.values()
     ]
     assert finished_items(out) == set(manifest["plan"]) - set(left)  # all of the other group
-    assert f"failed: killed/mini/t0/b1/r0/k1: WorkerError: {reason}" in stderr
+    assert f"failed: killed/mini/t0/b1/r0/k0: WorkerError: {reason}" in stderr
     assert manifest["workers"]["environment"]["OMP_NUM_THREADS"] == "1"
 
 
