@@ -158,7 +158,7 @@ class Stream:
         return self._count.source
 
     def take(self) -> list[int]:
-        """The tokens since the last call; waits for one. None when the stream ends without.
+        """The tokens since the last call; waits for one. Empty when the stream ends without.
 
         Raises:
             EndpointError: whatever went wrong; the tokens before it have been taken.
