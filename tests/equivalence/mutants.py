@@ -18,7 +18,7 @@ from harness.decoder import CacheOutcome, SamplingParams
 from harness.store import RunData
 from impl.engine import drafter, sampling, tree_drafter, verifier
 from impl.engine.candidate_tree import CandidateTree, Siblings
-from impl.engine.drafter import _Proposal
+from impl.engine.drafter import Proposal
 from impl.engine.kv_cache import KVCache
 from impl.engine.randomness import RandomStream, Role
 from impl.engine.sampling import Draft, Verification, probabilities
@@ -210,7 +210,7 @@ def hand_over_after_refill(self, state, guessed, honest=Speculator._hand_over):
     return answer
 
 
-def leave_out_unlikely(self, ids, honest=_Proposal.as_draft):
+def leave_out_unlikely(self, ids, honest=Proposal.as_draft):
     """The token that stopped the draft, being unlikely, is not submitted."""
     draft = honest(self, ids)
     if draft.probs is None or not len(draft.tokens):
@@ -261,12 +261,12 @@ def gather_first_cells(self, slot, cells):
 # --- random numbers ------------------------------------------------------------------------------
 
 
-def one_stream_for_all(self, role, position, count):
+def one_stream_for_all(self, role, position, count, after=0):
     return uniforms_of(self, Role.VERIFY, position, count)
 
 
-def same_every_round(self, role, position, count):
-    return uniforms_of(self, role, 0 if role is Role.VERIFY else position, count)
+def same_every_round(self, role, position, count, after=0):
+    return uniforms_of(self, role, 0 if role is Role.VERIFY else position, count, after)
 
 
 def emission_reuses_acceptance(logits, draft, params, uniforms):
@@ -375,7 +375,7 @@ MUTANTS = (
     ),
     mutant(
         "unlikely token drawn but not submitted",
-        (_Proposal, "as_draft", leave_out_unlikely),
+        (Proposal, "as_draft", leave_out_unlikely),
         setting=STOPPED,
         size=SMALL,
     ),
