@@ -6,9 +6,9 @@
             StartChain: the text was corrected; what was drafted behind it is dropped
             AllowMore: the target has accepted more of the chain, so more of it may be drafted
 
-Draws: a chain is a speculation whose stream is named by the output position where it starts
-(`drafter.draft_uniform`). A chain starts behind a newly emitted token, so no two chains of a
-sequence start at the same position: a position that is drafted again is drawn with fresh numbers.
+Draws: a chain is a speculation with a stream of its own (`drafter.draft_uniform`), named by the
+output position where it starts. It starts behind a newly emitted token, so no two chains of a
+sequence start at one position, and a position that is drafted again is drawn by fresh numbers.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ PYTHONPATH=tests/unit python tests/equivalence/mutants_table.py [NAME ...]
 import sys
 
 import torch
+from chain_mutants import CHAIN_MUTANTS
 from mutants import MUTANTS, Mutant
 from tiny_runs import tokens_needed, verdict_of
 
@@ -35,7 +36,7 @@ def row(mutant: Mutant) -> str:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     sys.stdout.write(HEADER)
-    for mutant in MUTANTS:
+    for mutant in (*MUTANTS, *CHAIN_MUTANTS):
         if len(sys.argv) == 1 or mutant.name in sys.argv[1:]:
             sys.stdout.write(row(mutant))
             sys.stdout.flush()

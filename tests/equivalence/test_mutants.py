@@ -4,6 +4,7 @@ passes. Seeds are fixed; the false-alarm rate is the certificate's alpha, 1% a r
 from dataclasses import replace
 
 import pytest
+from chain_mutants import CHAIN_MUTANTS
 from mutants import MUTANTS, Mutant
 from tiny_runs import decode, verdict_of
 
@@ -12,8 +13,9 @@ from harness.equivalence.certificate import ALPHA, Verdict, VerdictStatus
 # Seed 0 happens to be a false alarm of honest SD: draft top 1 in the first round is 4 sigma high
 # there, while over 34 further seeds that statistic has mean 0 and variance 1.
 SEED = 1
-HONEST = tuple(dict.fromkeys(mutant.setting for mutant in MUTANTS))
-CASES = [pytest.param(mutant, id=mutant.name) for mutant in MUTANTS]
+ALL = (*MUTANTS, *CHAIN_MUTANTS)
+HONEST = tuple(dict.fromkeys(mutant.setting for mutant in ALL))
+CASES = [pytest.param(mutant, id=mutant.name) for mutant in ALL]
 
 
 def judge(mutant: Mutant, setting) -> Verdict:
@@ -49,4 +51,4 @@ def test_the_decoder_that_was_broken_passes_at_the_default_size(setting):
 
 
 def test_the_number_of_mutants():
-    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS) >= 15
+    assert len({mutant.name for mutant in ALL}) == len(ALL) >= 15

@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 import torch
-from fixed_logits import PLAIN, local_draft
+from fixed_logits import PLAIN, local_draft, work_beside_the_target
 
 from harness.config import RunConfig
 from harness.decoder import Decoder, DecoderSetup
@@ -27,6 +27,7 @@ from harness.registry import decoder_class, decoder_options
 from harness.store import RunData
 from harness.workload import Workload, make_workload
 from impl.engine import loader
+from impl.engine.chain_decoder import ChainDecoder
 from impl.engine.models import Models, ModelSpec
 
 TINY = Path(__file__).parents[2] / "harness" / "tiny"
@@ -110,13 +111,17 @@ def references() -> References:
 
 @contextmanager
 def open_decoder(setting: Setting) -> Iterator[Decoder]:
-    """The method's real decoder; SSD's worker runs in this process."""
+    """The method's real decoder; a draft process works in this one."""
     defaults = {"sd": {"lookahead": 4}, "ssd": PLAIN}.get(setting.method, {})
     given = defaults | dict(setting.options)
     options = decoder_options(setting.method, given)
     setup = DecoderSetup(models(setting.trimmed), options, batch_size=BATCH)
-    with local_draft(passes=None):
-        decoder = decoder_class(setting.method).create(setup)
+    kind = decoder_class(setting.method)
+    chains = issubclass(kind, ChainDecoder)
+    with local_draft(passes=0 if chains else None):
+        decoder = kind.create(setup)
+    if chains:
+        work_beside_the_target(decoder, passes=3)
     try:
         yield decoder
     finally:
