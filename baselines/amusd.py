@@ -35,9 +35,8 @@ class AmusdOptions(AsynchronousOptions):
 
     max_verified: int = Field(8, ge=1, le=64, description="most tokens the target is fed at once")
     max_ahead: int = Field(
-        32, ge=2, le=256, description="most drafted tokens that wait; more rows of q than this "
-        "are not kept"
-    )  # fmt: skip
+        32, ge=2, le=256, description="most drafted tokens that wait; the q of each is kept"
+    )
     fixed: bool = Field(
         False, description="wait for max_verified tokens each time, so that nothing follows the "
         "clock (what --deterministic does)"

@@ -27,11 +27,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as List
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from harness.decoder import DecoderSetup, Round, Span
+from harness.decoder import DecoderSetup, Round, Span, TuningGrid
 from impl.engine.asynchronous_decoder import AsynchronousOptions
 from impl.engine.chain_decoder import ChainDecoder
 from impl.engine.sequence import Sequence
@@ -43,6 +43,8 @@ _SMOOTHING = 0.1  # weight of the newest pass in a running mean
 
 class PearlOptions(AsynchronousOptions):
     """Parameters of PEARL."""
+
+    tuning_grid: ClassVar[TuningGrid] = {"lookahead": (2, 3, 4, 6, 8, "auto")}
 
     lookahead: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = Field(
         "auto",
