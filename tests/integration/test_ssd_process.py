@@ -32,6 +32,7 @@ from impl.ssd import decoder as ssd
 from impl.ssd.options import SaguaroOptions
 
 SOON_S = 5.0
+TINY = Path(__file__).parents[2] / "harness" / "tiny"
 COUNT = Counting(10)
 
 
@@ -196,3 +197,24 @@ def test_the_worker_runs_on_its_own_cores(started):
     if max(cores) >= (os.cpu_count() or 1):
         pytest.skip("this machine has one core")
     assert psutil.Process(started.draft.process.pid).cpu_affinity() == cores
+
+
+# --- memory --------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_neither_process_grows_over_10000_rounds_of_the_tiny_pair():
+    specs = [ModelSpec(TINY / role, "float32") for role in ("target", "draft")]
+    pair = Pair(Models(*specs), batch_size=1, max_context=512)
+    tokens, texts, sizes = 300, 0, []
+    with ssd_process(pair, lookahead="auto", budget="auto", build="likeliest") as decoder:
+        processes = [psutil.Process(), psutil.Process(decoder.draft.process.pid)]
+        rounds = 0
+        while rounds < 10_000:
+            texts += 1
+            log = decode(decoder, [request(f"r{texts}", (texts % 60 + 1, 5, 9), tokens)])
+            rounds += sum(map(len, log.values()))
+            sizes.append([process.memory_info().rss for process in processes])
+    quarter = len(sizes) // 4
+    for early, late in zip(sizes[quarter], sizes[-1], strict=True):
+        assert late - early < 16e6  # allocators breathe; one q row kept a round would be 40 MB

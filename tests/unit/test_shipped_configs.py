@@ -44,7 +44,8 @@ def test_the_reduced_ablation_changes_one_thing_at_a_time():
         [
             *(("fan_out", value) for value in ("uniform", "geometric", "adaptive")),
             *(("saguaro_c", value) for value in (0.75, 0.5, 0.25, 0.0)),
-            *(("fallback", value) for value in ("fast", "adaptive")),
+            *(("fallback", value) for value in ("fast", "neural")),
+            *(("build", "all"), ("lookahead", 5), ("budget", 6)),
         ],
         key=str,
     )
