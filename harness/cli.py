@@ -18,6 +18,7 @@ from harness.commands.pairs import pairs
 from harness.commands.report import report
 from harness.commands.run import run
 from harness.commands.show import show
+from harness.commands.simulate import simulate
 from harness.commands.tune import tune
 from harness.commands.verify import verify
 from harness.errors import HarnessError
@@ -57,7 +58,7 @@ def cli(debug: bool) -> None:
     """Benchmarks speculative decoding: every method, the same machine, the same clock."""
 
 
-for command in (run, tune, verify, show, compare, report, methods, pairs, datasets, env):
+for command in (run, tune, verify, show, compare, report, simulate, methods, pairs, datasets, env):
     cli.add_command(command)
 
 

@@ -1,0 +1,299 @@
+"""What each method does with a round: tokens for each sequence, time for all of them.
+
+A schedule is told the outcomes of a round and says what was emitted and how long it took. All
+scenarios of a method advance together; a step of the simulation is one round of each. The
+assumptions behind each are in docs/simulator.md.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from harness.simulation.acceptance import Acceptance, Outcomes
+from harness.simulation.configurations import Configurations
+from harness.simulation.scenario import Scenario, mean_rate
+from impl.ssd.theory import (
+    Backup,
+    SpeedInputs,
+    critical_batch_size,
+    expected_tokens,
+    hit_rate,
+)
+
+_MAX_AHEAD = 32.0  # drafted tokens that wait (the default of amusd.max_ahead)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One round of every scenario.
+
+    Attributes:
+        emitted: tokens by scenario and slot, before a sequence's end cuts them.
+        seconds: by scenario.
+        stalled: by scenario, whether the target waited for a backup.
+        hits: by scenario and slot; None without a speculation cache.
+        judged: slots whose hit or miss counts.
+    """
+
+    emitted: np.ndarray
+    seconds: np.ndarray
+    stalled: np.ndarray
+    hits: np.ndarray | None = None
+    judged: np.ndarray | None = None
+
+
+class Schedule(abc.ABC):
+    """One method's."""
+
+    def __init__(self, configurations: Configurations) -> None:
+        self.configurations = configurations
+        self._never = np.zeros(len(configurations), dtype=bool)
+
+    @abc.abstractmethod
+    def turn(self, number: int, outcomes: Outcomes) -> Turn:
+        """The next round."""
+
+    def restart(self, finished: np.ndarray) -> None:  # noqa: B027
+        """New sequences take the place of the finished ones, by scenario and slot."""
+
+
+class Autoregressive(Schedule):
+    """One token, one pass."""
+
+    def __init__(self, configurations: Configurations) -> None:
+        super().__init__(configurations)
+        table = configurations.passes("verify_idle", lambda s: s.batch_size)
+        self._turn = Turn(
+            np.ones_like(configurations.live, dtype=int),
+            table.at(configurations.batch_size),
+            self._never,
+        )
+
+    def turn(self, number: int, outcomes: Outcomes) -> Turn:  # noqa: ARG002
+        """See `Schedule`."""
+        return self._turn
+
+
+class Speculative(Schedule):
+    """K draft passes, then one verification of K + 1 tokens a sequence."""
+
+    def __init__(self, configurations: Configurations) -> None:
+        super().__init__(configurations)
+        c = configurations
+        draft = c.passes("draft_idle", lambda s: s.batch_size).at(c.batch_size)
+        self._seconds = c.lookahead * draft + self._verify(c)
+
+    def _verify(self, c: Configurations) -> np.ndarray:
+        table = c.passes("verify_idle", lambda s: s.batch_size * (s.lookahead + 1))
+        return table.at(c.batch_size * (c.lookahead + 1))
+
+    def turn(self, number: int, outcomes: Outcomes) -> Turn:
+        """See `Schedule`."""
+        lookahead = self.configurations.lookahead[:, None]
+        accepted = np.minimum(outcomes.accepted(number), lookahead)
+        return Turn(accepted + 1, self._seconds, self._never)
+
+
+class Tree(Speculative):
+    """A trunk of the draft's K likeliest tokens, with width - 1 siblings at each position.
+
+    Siblings come out of the pass that gives the trunk's token. Where the trunk ends the emitted
+    token may be a sibling, and then the pass has judged what follows it too: one token more.
+    """
+
+    def _verify(self, c: Configurations) -> np.ndarray:
+        width = c.column(lambda s: s.width)
+        table = c.passes("verify_idle", lambda s: s.batch_size * (s.lookahead * s.width + 1))
+        self._siblings = (width - 1)[:, None]
+        return table.at(c.batch_size * (c.lookahead * width + 1))
+
+    def turn(self, number: int, outcomes: Outcomes) -> Turn:
+        """See `Schedule`."""
+        lookahead = self.configurations.lookahead[:, None]
+        accepted = np.minimum(outcomes.accepted(number), lookahead)
+        sibling = (accepted < lookahead) & ~outcomes.beyond(number, accepted, self._siblings)
+        return Turn(accepted + 1 + sibling, self._seconds, self._never)
+
+
+class Amusd(Schedule):
+    """The draft never stops; the target verifies what is there, K tokens at most.
+
+    If all are accepted, the token drafted next, where it is there, is judged in the bonus token's
+    place and the chain goes on; after a mismatch it begins anew, and the target waits for a token.
+    """
+
+    def __init__(self, configurations: Configurations) -> None:
+        super().__init__(configurations)
+        c = configurations
+        draft = c.passes("draft_loaded", lambda s: s.batch_size).at(c.batch_size)
+        self._first = c.passes("draft_idle", lambda s: s.batch_size).at(c.batch_size)
+        self._draft = draft[:, None]
+        self._verify = c.passes("verify_loaded", lambda s: s.batch_size * (s.lookahead + 1))
+        self._ahead = np.zeros(c.live.shape)  # tokens drafted and not judged, the next one's part
+
+    def turn(self, number: int, outcomes: Outcomes) -> Turn:
+        """See `Schedule`."""
+        c = self.configurations
+        empty = (self._ahead < 1) & c.live
+        waited = np.where(empty.any(axis=1), self._first + c.transfer, 0.0)
+        ahead = np.where(empty, 1.0, self._ahead + waited[:, None] / self._draft)
+        fed = np.minimum(ahead.astype(int), c.lookahead[:, None])
+        seconds = self._verify.at(((fed + 1) * c.live).sum(axis=1))
+        ahead += seconds[:, None] / self._draft
+        accepted = np.minimum(outcomes.accepted(number), fed)
+        goes_on = (accepted == fed) & (ahead >= fed + 1) & outcomes.next_accepted(number)
+        self._ahead = np.where(goes_on, np.minimum(ahead - fed - 1, _MAX_AHEAD), 0.0)
+        return Turn(accepted + 1, waited + seconds, np.asarray(empty.any(axis=1)))
+
+    def restart(self, finished: np.ndarray) -> None:
+        """See `Schedule`."""
+        self._ahead[finished] = 0.0
+
+
+class Pearl(Schedule):
+    """The draft drafts a block of K while the target verifies (Liu et al. 2024).
+
+    Pre-verification, after a rejection: the target judges the block's first token while the rest
+    is drafted. Post-verification: it judges a whole block while the next one is drafted; where all
+    are accepted the next block begins with what would be the bonus token.
+    """
+
+    def __init__(self, configurations: Configurations) -> None:
+        super().__init__(configurations)
+        c = configurations
+        table = c.passes("draft_loaded", lambda s: s.batch_size)
+        self._drafting = c.lookahead * table.at(c.batch_size)
+        self._verify = c.passes("verify_loaded", lambda s: s.batch_size * (s.lookahead + 1))
+        self._waiting = np.zeros(c.live.shape, dtype=int)  # drafted tokens of a block to be judged
+
+    def turn(self, number: int, outcomes: Outcomes) -> Turn:
+        """See `Schedule`."""
+        c = self.configurations
+        fresh = self._waiting == 0
+        judged = np.where(fresh, 1, self._waiting)
+        # A fresh block's first position needs the last token alone; so the pass sees one token.
+        tokens = (np.where(fresh, 1, self._waiting) * c.live).sum(axis=1)
+        seconds = np.maximum(self._verify.at(tokens), self._drafting) + c.transfer
+        accepted = np.minimum(outcomes.accepted(number), judged)
+        all_accepted = accepted == judged
+        block = c.lookahead[:, None]
+        left = np.where(fresh, block - 1, block)
+        self._waiting = np.where(all_accepted, left, 0)
+        return Turn(np.where(all_accepted, judged, accepted + 1), seconds, self._never)
+
+    def restart(self, finished: np.ndarray) -> None:
+        """See `Schedule`."""
+        self._waiting[finished] = 0
+
+
+class Saguaro(Schedule):
+    """SSD: the draft builds the speculation cache beside the verification.
+
+    A round in which every sequence hits takes as long as verification or build, whichever is
+    longer; one in which any misses takes a verification and its backup (DESIGN section 4).
+    """
+
+    def __init__(self, configurations: Configurations) -> None:
+        super().__init__(configurations)
+        c = configurations
+        self._guesses = np.stack([_padded(s, c.longest) for s in c.scenarios])
+        self._fast = np.array([uses_fast_backup(s) for s in c.scenarios])
+        self._fast_lookahead = np.minimum(c.column(lambda s: s.fast_lookahead), c.lookahead)
+        powers = np.arange(1, int(self._fast_lookahead.max()) + 1)
+        chances = c.column(lambda s: s.fast_acceptance)[:, None] ** powers
+        self._fast_survival = chances * (powers <= self._fast_lookahead[:, None])
+        self._verify = c.passes("verify_loaded", lambda s: s.batch_size * (s.lookahead + 1))
+        self._draft = c.passes("draft_idle", lambda s: s.batch_size)
+        self._build = np.array([build_seconds(s) for s in c.scenarios])
+        self._hit = np.zeros(c.live.shape, dtype=bool)
+        self._first = np.ones(c.live.shape, dtype=bool)
+
+    def turn(self, number: int, outcomes: Outcomes) -> Turn:
+        """See `Schedule`."""
+        c = self.configurations
+        missed = ~self._hit & c.live
+        fast = missed & self._fast[:, None] & ~self._first
+        drafted = np.where(fast, self._fast_lookahead[:, None], c.lookahead[:, None])
+        waits = (missed & ~fast).sum(axis=1)
+        stalled = np.asarray(missed.any(axis=1))
+        verify = self._verify.at(((drafted + 1) * c.live).sum(axis=1))
+        seconds = np.where(
+            stalled, verify + c.lookahead * self._draft.at(waits), np.maximum(verify, self._build)
+        )
+        accepted = np.minimum(outcomes.accepted(number), drafted)
+        accepted = np.where(fast, self._fast_accepted(outcomes.uniform(number)), accepted)
+        turn = Turn(accepted + 1, seconds + c.transfer, stalled, self._hit, ~self._first)
+        guesses = np.take_along_axis(self._guesses, accepted, axis=1)
+        self._hit = ~outcomes.beyond(number, accepted, guesses)
+        self._first = np.zeros_like(self._first)
+        return turn
+
+    def _fast_accepted(self, draws: np.ndarray) -> np.ndarray:
+        """Accepted tokens of the fast backup, whose tokens are accepted independently."""
+        counts = np.zeros(self._hit.shape, dtype=np.int64)
+        for chances in self._fast_survival.T:
+            counts += draws < chances[:, None]
+        return counts
+
+    def restart(self, finished: np.ndarray) -> None:
+        """See `Schedule`."""
+        self._first |= finished
+        self._hit &= ~finished
+
+
+def _padded(scenario: Scenario, longest: int) -> np.ndarray:
+    guesses = scenario.guesses()
+    return np.pad(np.array(guesses), (0, longest + 1 - len(guesses)))
+
+
+def build_seconds(scenario: Scenario) -> float:
+    """T_p: a pass that ranks the guesses behind the last token, then K over every branch."""
+    rows = np.array([scenario.batch_size, scenario.batch_size * max(1, scenario.budget)])
+    model = scenario.profile.draft_loaded
+    trunk, branches = model.seconds(rows, scenario.batch_size, scenario.context)
+    return float(trunk + scenario.lookahead * branches)
+
+
+def uses_fast_backup(scenario: Scenario) -> bool:
+    """Whether a miss goes to the fast backup; `adaptive` decides by b* (`critical_batch_size`)."""
+    if scenario.fallback != "adaptive":
+        return scenario.fallback == "fast"
+    fast = Backup(expected_tokens(scenario.fast_acceptance, scenario.fast_lookahead), 0.0)
+    return scenario.batch_size >= critical_batch_size(speed_inputs(scenario), fast)
+
+
+def speed_inputs(scenario: Scenario) -> SpeedInputs:
+    """The scenario in the terms of `impl.ssd.theory`, with the draft model as the backup.
+
+    A recorded trace counts with its own acceptance rate and the default exponent.
+    """
+    acceptance = scenario.acceptance
+    if not isinstance(acceptance, Acceptance):
+        acceptance = Acceptance((acceptance.rate,))
+    k, batch = scenario.lookahead, scenario.batch_size
+    rate = mean_rate(acceptance, k)
+    profile, context = scenario.profile, scenario.context
+    verify = profile.verify_loaded.seconds(np.array([batch * (k + 1)]), batch, context)[0]
+    draft = profile.draft_idle.seconds(np.array([batch]), batch, context)[0]
+    tokens = expected_tokens(rate, k)
+    return SpeedInputs(
+        hit_rate=hit_rate(rate, acceptance.exponent, scenario.guesses()),
+        tokens_on_hit=tokens,
+        build_time=float(build_seconds(scenario) / verify),
+        backup=Backup(tokens, float(k * draft / verify)),
+        batch_size=batch,
+    )
+
+
+SCHEDULES: Mapping[str, type[Schedule]] = {
+    "ar": Autoregressive,
+    "sd": Speculative,
+    "tree": Tree,
+    "amusd": Amusd,
+    "pearl": Pearl,
+    "ssd": Saguaro,
+}
