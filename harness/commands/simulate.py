@@ -11,15 +11,22 @@ from harness.commands.run import PATH, comma_list
 from harness.errors import UsageError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from harness.simulation.acceptance import Acceptance, Trace
     from harness.simulation.scenario import Simulated
 
 _POSITIVE = click.IntRange(min=1)
+_TEXTS = ("pair", "method", "run", "cell")
+_WIDTH = 132  # columns; a narrower terminal wraps the table, nothing is cut
 _TITLE = "SIMULATED, not measured"
 
 
 @click.command()
 @click.option("--preset", type=click.Choice(["paper"]), help="The SSD paper's own speeds, checked.")
+@click.option(
+    "--against", type=PATH, multiple=True, metavar="RUN", help="Replay a run's cells: is it right?"
+)
 @click.option("--profile", help="Hardware: a profile's name or file (see harness profile).")
 @click.option(
     "--acceptance", default="0.8", show_default=True, help="Rate, or one for each position: 0.9,0.8"
@@ -39,14 +46,48 @@ _TITLE = "SIMULATED, not measured"
 @click.option("--rounds", type=_POSITIVE, default=10_000, show_default=True)
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, for scripts.")
-def simulate(preset: str | None, profile: str | None, as_json: bool, **given: Any) -> None:
+def simulate(
+    preset: str | None,
+    against: tuple[Path, ...],
+    profile: str | None,
+    as_json: bool,
+    **given: Any,
+) -> None:
     """Simulate the methods on a hardware profile. Nothing here is a measurement."""
-    if preset is None and profile is None:
-        raise UsageError("--profile: name one, or take --preset paper")
+    if sum(map(bool, (preset, against, profile))) != 1:
+        raise UsageError("--profile: give this, --preset paper or --against RUN, and only one")
     if preset is not None:
         _paper(as_json)
+    elif against:
+        _against(against, as_json)
     elif profile is not None:
         _scenarios(profile, as_json, given)
+
+
+def _against(runs: Sequence[Path], as_json: bool) -> None:
+    from dataclasses import asdict
+
+    from harness.simulation.validation import median_error, validate
+    from harness.store import to_json
+
+    replays = [replay for run in runs for replay in validate(run)]
+    if not replays:
+        raise UsageError("--against: no cell of ar, sd or ssd at batch size 1 with two requests")
+    error = median_error(replays)
+    if as_json:
+        rows = [asdict(replay) | {"difference": replay.difference} for replay in replays]
+        click.echo(to_json({"rows": rows, "median_error": error}))
+        return
+    head = ("run", "cell", "rounds", "measured tok/s", "simulated tok/s", "difference")
+    lines = [
+        (
+            r.run, r.cell, str(r.rounds), f"{r.measured:.1f}", f"{r.simulated:.1f}",
+            f"{r.difference:+.1%}",
+        )
+        for r in replays
+    ]  # fmt: skip
+    _print("stored runs, and the same rounds SIMULATED with the other half's timings", head, lines)
+    click.echo(f"median error: {error:.1%} of {len(replays)} cells")
 
 
 def _paper(as_json: bool) -> None:
@@ -159,7 +200,9 @@ def _print(title: str, head: Sequence[str], lines: Sequence[Sequence[str]]) -> N
 
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for column in head:
-        table.add_column(column, justify="left" if column in ("pair", "method") else "right")
+        table.add_column(column, justify="left" if column in _TEXTS else "right")
     for line in lines:
         table.add_row(*line)
-    Console(highlight=False, soft_wrap=True).print(table)
+    console = Console(highlight=False, soft_wrap=True)
+    console.width = max(console.width, _WIDTH)
+    console.print(table)

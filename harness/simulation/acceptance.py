@@ -54,6 +54,9 @@ class Outcomes(Protocol):
     def accepted(self, turn: int) -> np.ndarray:
         """Tokens that would be accepted of as many as the group ever drafts."""
 
+    def drafted(self, turn: int, lookahead: np.ndarray) -> np.ndarray:
+        """Tokens of a draft that would have `lookahead`, one value for each configuration."""
+
     def beyond(self, turn: int, accepted: np.ndarray, guesses: np.ndarray) -> np.ndarray:
         """Whether the token emitted behind the accepted ones is not among so many guesses."""
 
@@ -87,6 +90,10 @@ class SampledOutcomes:
             counts += draws < column[:, None]
         return counts
 
+    def drafted(self, turn: int, lookahead: np.ndarray) -> np.ndarray:  # noqa: ARG002
+        """All of them."""
+        return lookahead[:, None]
+
     def beyond(self, turn: int, accepted: np.ndarray, guesses: np.ndarray) -> np.ndarray:  # noqa: ARG002
         """P(beyond F) = (1 + F)^-r; see `impl.ssd.fan_out.miss_probability`."""
         missed: np.ndarray = self._draws[turn, 1] < (1.0 + guesses) ** -self._exponent
@@ -115,11 +122,13 @@ class Trace:
         drafted: K of each round.
         accepted: of them.
         ranks: the draft's rank of the token emitted behind them; infinite where it was in no cache.
+        as_recorded: no draft is longer than the recorded one; else it is continued.
     """
 
     drafted: np.ndarray
     accepted: np.ndarray
     ranks: np.ndarray
+    as_recorded: bool = False
 
     @property
     def rate(self) -> float:
@@ -145,13 +154,20 @@ class TracedOutcomes:
         self._recorded, self._ranks = trace.accepted[where], trace.ranks[where]
         whole = trace.accepted[where] == trace.drafted[where]
         further = _further(self._draws[:, 0], trace.rate)
-        self._accepted = self._recorded + np.where(whole, further, 0)
+        self._accepted = self._recorded + np.where(whole & (not trace.as_recorded), further, 0)
+        self._drafted = trace.drafted[where] if trace.as_recorded else None
         self._next = trace.accepted[(where + 1) % len(trace.accepted)] > 0
         self._shape = (configurations, slots)
 
     def accepted(self, turn: int) -> np.ndarray:
         """See `Outcomes`."""
         return np.broadcast_to(self._accepted[turn], self._shape)
+
+    def drafted(self, turn: int, lookahead: np.ndarray) -> np.ndarray:
+        """See `Outcomes`; no more than was recorded, where that is asked for."""
+        if self._drafted is None:
+            return lookahead[:, None]
+        return np.asarray(np.minimum(lookahead[:, None], self._drafted[turn]))
 
     def beyond(self, turn: int, accepted: np.ndarray, guesses: np.ndarray) -> np.ndarray:
         """See `Outcomes`."""
@@ -175,7 +191,7 @@ def _further(draws: np.ndarray, rate: float) -> np.ndarray:
 
 
 def read_trace(run: Path, method: str = "ssd") -> Trace:
-    """The rounds of one method of a run directory, those without a draft left out.
+    """The rounds of one method of a run directory.
 
     Raises:
         StoreError: no run directory.
@@ -186,14 +202,14 @@ def read_trace(run: Path, method: str = "ssd") -> Trace:
     rounds = read_run(run).rounds
     methods = rounds["item"].str.split("/").str[0]
     trace = trace_of(rounds[methods == method])
-    if not len(trace.accepted):
+    if not trace.drafted.any():
         known = ", ".join(sorted(set(methods))) or "no rounds"
         raise UsageError(f"--trace {run}: no drafted round of {method}; it has {known}")
     return trace
 
 
 def trace_of(rounds: pd.DataFrame) -> Trace:
-    """The drafted rounds among these rows of rounds.parquet, in order of request and round.
+    """These rows of rounds.parquet, in order of request and round.
 
     What became of a round's outcome is told by the round after it: its rank or, where that was not
     recorded, whether it was a hit, which then counts as the first guess.
@@ -202,6 +218,4 @@ def trace_of(rounds: pd.DataFrame) -> Trace:
     following = ordered.groupby(["item", "request_id"])[["rank", "cache"]].shift(-1)
     hit = (following["cache"] == "hit").map({True: 1.0, False: np.inf})
     ranks = following["rank"].astype(float).fillna(hit)
-    kept = (ordered["drafted"] > 0).to_numpy()
-    columns = (ordered["drafted"], ordered["accepted"], ranks)
-    return Trace(*(column.to_numpy()[kept] for column in columns))
+    return Trace(ordered["drafted"].to_numpy(), ordered["accepted"].to_numpy(), ranks.to_numpy())

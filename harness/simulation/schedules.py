@@ -84,18 +84,36 @@ class Speculative(Schedule):
     def __init__(self, configurations: Configurations) -> None:
         super().__init__(configurations)
         c = configurations
-        draft = c.passes("draft_idle", lambda s: s.batch_size).at(c.batch_size)
-        self._seconds = c.lookahead * draft + self._verify(c)
+        self._draft = c.passes("draft_idle", lambda s: s.batch_size).at(c.batch_size)
+        self._width = c.column(self.candidates)[:, None]
+        self._verify = c.passes(
+            "verify_idle", lambda s: s.batch_size * (s.lookahead * self.candidates(s) + 1)
+        )
 
-    def _verify(self, c: Configurations) -> np.ndarray:
-        table = c.passes("verify_idle", lambda s: s.batch_size * (s.lookahead + 1))
-        return table.at(c.batch_size * (c.lookahead + 1))
+    @staticmethod
+    def candidates(scenario: Scenario) -> int:  # noqa: ARG004
+        """Tokens judged at each position."""
+        return 1
 
     def turn(self, number: int, outcomes: Outcomes) -> Turn:
         """See `Schedule`."""
-        lookahead = self.configurations.lookahead[:, None]
-        accepted = np.minimum(outcomes.accepted(number), lookahead)
-        return Turn(accepted + 1, self._seconds, self._never)
+        c = self.configurations
+        drafted = outcomes.drafted(number, c.lookahead)
+        accepted = np.minimum(outcomes.accepted(number), drafted)
+        verify = self._verify.at(((drafted * self._width + 1) * c.live).sum(axis=1))
+        seconds = drafted.max(axis=1) * self._draft + verify
+        further = self.further(number, accepted, drafted, outcomes)
+        return Turn(accepted + 1 + further, seconds, self._never)
+
+    def further(
+        self,
+        number: int,  # noqa: ARG002
+        accepted: np.ndarray,
+        drafted: np.ndarray,  # noqa: ARG002
+        outcomes: Outcomes,  # noqa: ARG002
+    ) -> np.ndarray:
+        """Tokens besides those that a single chain brings."""
+        return np.zeros_like(accepted)
 
 
 class Tree(Speculative):
@@ -105,18 +123,17 @@ class Tree(Speculative):
     token may be a sibling, and then the pass has judged what follows it too: one token more.
     """
 
-    def _verify(self, c: Configurations) -> np.ndarray:
-        width = c.column(lambda s: s.width)
-        table = c.passes("verify_idle", lambda s: s.batch_size * (s.lookahead * s.width + 1))
-        self._siblings = (width - 1)[:, None]
-        return table.at(c.batch_size * (c.lookahead * width + 1))
+    @staticmethod
+    def candidates(scenario: Scenario) -> int:
+        """See `Speculative`."""
+        return scenario.width
 
-    def turn(self, number: int, outcomes: Outcomes) -> Turn:
-        """See `Schedule`."""
-        lookahead = self.configurations.lookahead[:, None]
-        accepted = np.minimum(outcomes.accepted(number), lookahead)
-        sibling = (accepted < lookahead) & ~outcomes.beyond(number, accepted, self._siblings)
-        return Turn(accepted + 1 + sibling, self._seconds, self._never)
+    def further(
+        self, number: int, accepted: np.ndarray, drafted: np.ndarray, outcomes: Outcomes
+    ) -> np.ndarray:
+        """See `Speculative`."""
+        missed = outcomes.beyond(number, accepted, self._width - 1)
+        return np.asarray((accepted < drafted) & ~missed)
 
 
 class Amusd(Schedule):
@@ -217,13 +234,13 @@ class Saguaro(Schedule):
         c = self.configurations
         missed = ~self._hit & c.live
         fast = missed & self._fast[:, None] & ~self._first
-        drafted = np.where(fast, self._fast_lookahead[:, None], c.lookahead[:, None])
+        wanted = outcomes.drafted(number, c.lookahead)
+        drafted = np.where(fast, self._fast_lookahead[:, None], wanted)
         waits = (missed & ~fast).sum(axis=1)
         stalled = np.asarray(missed.any(axis=1))
         verify = self._verify.at(((drafted + 1) * c.live).sum(axis=1))
-        seconds = np.where(
-            stalled, verify + c.lookahead * self._draft.at(waits), np.maximum(verify, self._build)
-        )
+        backup = (wanted * (missed & ~fast)).max(axis=1) * self._draft.at(waits)
+        seconds = np.where(stalled, verify + backup, np.maximum(verify, self._build))
         accepted = np.minimum(outcomes.accepted(number), drafted)
         accepted = np.where(fast, self._fast_accepted(outcomes.uniform(number)), accepted)
         turn = Turn(accepted + 1, seconds + c.transfer, stalled, self._hit, ~self._first)
