@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from harness import invariants
 from harness.greedy import Divergence, check_greedy, ids_are_told
 from harness.metrics import CellData
+from harness.noise import cell_noise, disturbances, quiet_sentence
 from harness.plan import Cell
 from harness.speedup import speedup
 
@@ -36,7 +37,7 @@ class Check:
     """One check and its outcome.
 
     Attributes:
-        name: `greedy_equality`, `losslessness`, `aa_control` or `invariants`.
+        name: `greedy_equality`, `losslessness`, `aa_control`, `quiet_machine` or `invariants`.
         status: the outcome.
         detail: one line for people.
         cell: id of the cell; None when the check is about more than one.
@@ -63,6 +64,7 @@ def run_checks(run: RunData, cells: Sequence[CellData]) -> tuple[Check, ...]:
         *_greedy_equality(run, by_cell),
         *_losslessness(run.manifest),
         *(_aa_control(data, by_cell) for data in cells if data.cell.control),
+        _quiet_machine(run),
         _invariants(run, cells),
     )
 
@@ -163,6 +165,18 @@ def _aa_control(control: CellData, by_cell: Mapping[Cell, CellData]) -> Check:
     status = Status.PASS if ratio.low <= 1 <= ratio.high else Status.FAIL
     interval = f"{ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"
     return Check(name, status, f"{cell}: the baseline against itself is {interval}", cell)
+
+
+def _quiet_machine(run: RunData) -> Check:
+    """Whether nobody else used the machine; which cells were disturbed by what is a warning."""
+    name, cells = "quiet_machine", cell_noise(run.conditions)
+    if not cells:
+        return Check(name, Status.SKIP, "the conditions of the items were not recorded")
+    disturbed = {cell for found in disturbances(cells) for cell in found.cells}
+    if disturbed:
+        told = f"{len(disturbed)} of {len(cells)} cells were disturbed, as the warnings say"
+        return Check(name, Status.FAIL, told)
+    return Check(name, Status.PASS, f"{len(cells)} cells undisturbed; {quiet_sentence(cells)}")
 
 
 def _invariants(run: RunData, cells: Sequence[CellData]) -> Check:

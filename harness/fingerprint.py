@@ -25,6 +25,7 @@ _VARIABLES = (*_OPENMP, "CUDA_VISIBLE_DEVICES", "HARNESS_")
 _SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 # Fields that change from hour to hour, or that say nothing about speed.
 _NOT_IDENTITY = ("load_average", "cpu.frequency_mhz", "environment.HARNESS_")
+_NOT_IDENTITY_OF_GPUS = (".uuid",)
 
 
 class GitState(NamedTuple):
@@ -66,8 +67,12 @@ def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     return [
         f"{name}: {left.get(name)!r} and {right.get(name)!r}"
         for name in sorted(left.keys() | right.keys())
-        if left.get(name) != right.get(name) and not name.startswith(_NOT_IDENTITY)
+        if left.get(name) != right.get(name) and _is_identity(name)
     ]
+
+
+def _is_identity(name: str) -> bool:
+    return not name.startswith(_NOT_IDENTITY) and not name.endswith(_NOT_IDENTITY_OF_GPUS)
 
 
 def git_state(root: Path) -> GitState:
@@ -133,6 +138,7 @@ def _gpus() -> list[dict[str, Any]]:
             "name": gpu.name,
             "memory_bytes": gpu.total_memory,
             "capability": f"{gpu.major}.{gpu.minor}",
+            "uuid": f"GPU-{gpu.uuid}",
         }
         for gpu in properties
     ]
@@ -169,6 +175,8 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
     for key, value in values.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{key}.")
+        elif isinstance(value, list) and all(isinstance(each, Mapping) for each in value):
+            yield from _flat(dict(enumerate(value)), f"{prefix}{key}.")  # type: ignore[arg-type]
         else:
             yield f"{prefix}{key}", value
 

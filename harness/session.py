@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from harness.conditions import watch
 from harness.errors import HarnessError, StoreError
 from harness.execution import Failure
 from harness.interrupts import uninterrupted
@@ -33,6 +34,8 @@ class Session:
         self._store = store
         self._progress = progress
         self._tasks = tasks
+        fingerprint = store.manifest.get("fingerprint", {})
+        self._watch = watch(prepared.config.placement, fingerprint)
         self._decoders: dict[str, dict[str, Any]] = dict(store.manifest.get("decoders", {}))
         finished = finished_items(store.directory)
         plan = prepared.workload().plan
@@ -72,9 +75,12 @@ class Session:
     def begin(self, item: str) -> None:
         """See `harness.execution.Host`."""
         self._progress.item(item)
+        self._watch.begin()
 
-    def measured(self, item: str, skipped: list[dict[str, Any]]) -> None:  # noqa: ARG002
+    def measured(self, item: str, skipped: list[dict[str, Any]]) -> None:
         """See `harness.execution.Host`."""
+        if conditions := self._watch.end(item):
+            self._store.record_conditions(conditions)
         self._store.record_skipped(tuple(SkippedRequest(**row) for row in skipped))
 
     def ended(self, item: str, tokens: int, decode_ns: int) -> None:

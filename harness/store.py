@@ -16,12 +16,13 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+from harness.conditions import Conditions
 from harness.errors import StoreError
 from harness.records import ItemResult, SkippedRequest
 from harness.schemas import requests_schema, rounds_schema
@@ -39,6 +40,7 @@ _PARTIAL = ".partial-"  # names of what is being written
 _PART_DEPTH = 6  # an item id is METHOD/DATASET/t/b/r/k, and so is the path of its part
 _REQUESTS = "requests.parquet"
 _ROUNDS = "rounds.parquet"
+_CONDITIONS = "conditions.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +51,14 @@ class RunData:
         manifest: contents of manifest.json.
         requests, rounds: the tables, every item once.
         problems: what could not be read, a line each.
+        conditions: of each finished item, where they were recorded.
     """
 
     manifest: dict[str, Any]
     requests: pd.DataFrame
     rounds: pd.DataFrame
     problems: tuple[str, ...] = ()
+    conditions: tuple[Conditions, ...] = ()
 
 
 class RunStore:
@@ -156,6 +160,15 @@ class RunStore:
         if new:
             self.update(skipped_requests=[*known, *new])
 
+    def record_conditions(self, conditions: Conditions) -> None:
+        """Adds a line; one that a kill has cut short does not spoil it."""
+        line = json.dumps(asdict(conditions), allow_nan=False)
+        path = self.directory / _CONDITIONS
+        with _naming(self.directory):
+            cut = path.exists() and not path.read_bytes().endswith(b"\n")
+            with path.open("a") as file:
+                file.write(f"\n{line}\n" if cut else f"{line}\n")
+
 
 def refuse_used(directory: Path) -> None:
     """Raises `StoreError` unless the directory is absent or empty.
@@ -200,7 +213,8 @@ def read_run(directory: Path) -> RunData:
     tables = _Tables.read(directory, manifest)
     requests = tables.requests.to_pandas()
     requests["output_ids"] = tables.requests["output_ids"].to_pylist()  # plain ints, not NumPy's
-    return RunData(manifest, requests, tables.rounds.to_pandas(), tables.problems)
+    conditions = _read_conditions(directory, tables.items)
+    return RunData(manifest, requests, tables.rounds.to_pandas(), tables.problems, conditions)
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
@@ -267,6 +281,19 @@ class _Tables:
             rounds.append(tables[1])
             items.add(item)
         return cls(pa.concat_tables(requests), pa.concat_tables(rounds), items, tuple(problems))
+
+
+def _read_conditions(directory: Path, items: set[str]) -> tuple[Conditions, ...]:
+    """The last line of each item; lines that a kill or a full disk has cut short are left out."""
+    path = directory / _CONDITIONS
+    with _naming(directory):
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+    found = {}
+    for line in text.splitlines():
+        with suppress(ValueError):
+            conditions = Conditions.from_json(line)
+            found[conditions.item] = conditions
+    return tuple(own for item, own in found.items() if item in items)
 
 
 def _part_items(directory: Path) -> set[str]:

@@ -13,6 +13,7 @@ from harness.checks import run_checks, verified
 from harness.contention import contention
 from harness.equivalence.content import count_content
 from harness.metrics import CellData, cell_metrics, split_cells
+from harness.noise import cell_noise, disturbances
 from harness.plan import BASELINE, Cell
 from harness.prediction import predict_cell
 from harness.speedup import speedup
@@ -110,6 +111,7 @@ def _warnings(run: RunData, cells: Sequence[CellData]) -> Iterable[str]:
     yield from _completeness_warnings(run)
     yield from _degraded_warnings(run.manifest)
     yield from _machine_warnings(run.manifest)
+    yield from (found.sentence for found in disturbances(cell_noise(run.conditions)))
     yield from _tuning_warnings(run.manifest)
     yield from _pin_warnings(run.manifest)
     yield from _prompt_warnings(cells)

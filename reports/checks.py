@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "greedy_equality": "Greedy outputs are those of autoregressive decoding",
     "aa_control": "AR measured twice is as fast as itself",
+    "quiet_machine": "The machine was the run's own",
     "invariants": "Stored rounds add up to the outputs",
 }
 _BADGES = {Status.FAIL: "FAIL", Status.TIE: "TIE", Status.PASS: "PASS", Status.SKIP: "SKIPPED"}

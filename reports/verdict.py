@@ -97,6 +97,7 @@ def doubt_sentence(result: RunResult) -> str:
     """The failed checks that make the speeds doubtful; empty if none failed."""
     doubts = {
         "aa_control": "AR measured twice differed from itself, so equal differences are noise",
+        "quiet_machine": "the machine was disturbed while cells were measured (see the warnings)",
         "invariants": "the stored rounds do not add up to the outputs",
     }
     failed = [
