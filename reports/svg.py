@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import re
 import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
@@ -27,6 +28,7 @@ _SIZE = re.compile(r'\s(?:width|height|version|xmlns(?::xlink)?)="[^"]*"')
 _STYLE_SHEET = re.compile(r"<defs>\s*<style\b.*?</style>\s*</defs>", re.DOTALL)
 _TAG = re.compile(r"<[^>]*>")
 _IDENTIFIER = re.compile(r'(\bid="|url\(#|href="#)')
+_NAMESPACES = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
 _NO_METADATA = {"Creator": None, "Date": None, "Format": None, "Type": None}
 
 
@@ -88,6 +90,16 @@ def inline_svg(figure: Figure, key: str, title: str, description: str) -> Markup
     # Tags only: in text and attributes "<" and ">" are escaped, so no name can look like one.
     source = _TAG.sub(lambda tag: _adapted(tag[0], key), source)
     return _labelled(source, key, title, description)
+
+
+def standalone_svg(figure: Figure, key: str, title: str, description: str) -> str:
+    """Renders a figure as a file of its own, with the page's colours; arguments as `inline_svg`."""
+    page = Path(__file__).with_name("templates").joinpath("page.css").read_text(encoding="utf-8")
+    colours = page[: page.index("*, *::before")]  # the variables, light and dark
+    look = f"<style>{colours} svg {{ font-family: var(--sans); background: var(--paper) }}</style>"
+    source = str(inline_svg(figure, key, title, description))
+    source = source.replace("<svg ", f"<svg {_NAMESPACES} ", 1)
+    return source.replace("</desc>", f"</desc>{look}", 1) + "\n"
 
 
 def _adapted(tag: str, key: str) -> str:

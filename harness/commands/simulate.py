@@ -27,6 +27,7 @@ _TITLE = "SIMULATED, not measured"
 @click.option(
     "--against", type=PATH, multiple=True, metavar="RUN", help="Replay a run's cells: is it right?"
 )
+@click.option("--figures", type=PATH, metavar="DIR", help="Answer questions, a chart (SVG) each.")
 @click.option("--profile", help="Hardware: a profile's name or file (see harness profile).")
 @click.option(
     "--acceptance", default="0.8", show_default=True, help="Rate, or one for each position: 0.9,0.8"
@@ -49,19 +50,33 @@ _TITLE = "SIMULATED, not measured"
 def simulate(
     preset: str | None,
     against: tuple[Path, ...],
+    figures: Path | None,
     profile: str | None,
     as_json: bool,
     **given: Any,
 ) -> None:
     """Simulate the methods on a hardware profile. Nothing here is a measurement."""
-    if sum(map(bool, (preset, against, profile))) != 1:
-        raise UsageError("--profile: give this, --preset paper or --against RUN, and only one")
+    if sum(map(bool, (preset, against, figures, profile))) != 1:
+        raise UsageError(
+            "--profile: give this, --preset paper, --against RUN or --figures DIR, and only one"
+        )
     if preset is not None:
         _paper(as_json)
     elif against:
         _against(against, as_json)
+    elif figures is not None:
+        _figures(figures)
     elif profile is not None:
         _scenarios(profile, as_json, given)
+
+
+def _figures(folder: Path) -> None:
+    from harness.simulation.questions import answers
+    from reports.simulation import write_figures
+
+    answered = answers()
+    for answer, path in zip(answered, write_figures(answered, folder), strict=True):
+        click.echo(f"{path}: {answer.title} (simulated)\n  {answer.finding}")
 
 
 def _against(runs: Sequence[Path], as_json: bool) -> None:
