@@ -86,7 +86,12 @@ class DecoderPool:
         self._cores: tuple[int, ...] | None = None  # where this process is
         self._decoders: dict[_Key, Decoder] = {}
         self._refused: dict[_Key, Exception] = {}  # could not be created; not tried again
-        self._warm: set[tuple[_Key, float]] = set()
+        self._warm: dict[tuple[_Key, float], int] = {}  # steps that it took
+
+    @property
+    def cores(self) -> tuple[int, ...]:
+        """Those of the method that `get` gave last."""
+        return self._cores or ()
 
     def get(self, cell: Cell) -> Decoder:
         """The cell's decoder, warm at the cell's temperature, this process on the method's cores.
@@ -99,13 +104,13 @@ class DecoderPool:
             self._decoders[key] = self._create(cell)
         if (key, cell.temperature) not in self._warm:
             requests = self._workload.warm_up_requests(cell)
-            warm_up(self._decoders[key], requests, self._config.warmup_steps)
-            self._warm.add((key, cell.temperature))
+            steps = warm_up(self._decoders[key], requests, self._config.warmup_steps)
+            self._warm[key, cell.temperature] = steps
         return self._decoders[key]
 
     def describe(self, cell: Cell) -> dict[str, Any]:
         """What the manifest keeps about a cell's decoder (docs/run-directory.md, `decoders`)."""
-        method = self._methods[cell.method]
+        key, method = self._key(cell), self._methods[cell.method]
         found = method.tuned.get(Setting.of(cell))
         return {
             "options": method.options_for(cell).model_dump(mode="json"),
@@ -113,13 +118,14 @@ class DecoderPool:
             "tuned_options": list(found.names) if found else [],
             "devices": self._config.placement.devices(method.decoder.asynchronous),
             "own_kernels": method.decoder.own_kernels,
-            "diagnostics": dict(self._decoders[self._key(cell)].diagnostics()),
+            "warmup_steps": self._warm[key, cell.temperature],
+            "diagnostics": dict(self._decoders[key].diagnostics()),
         }
 
     def discard(self, cell: Cell) -> None:
         """Closes the decoder of a cell that has failed; other cells of the method get a new one."""
         key = self._key(cell)
-        self._warm = {warm for warm in self._warm if warm[0] != key}
+        self._warm = {warm: steps for warm, steps in self._warm.items() if warm[0] != key}
         decoder = self._decoders.pop(key, None)
         if decoder is not None:
             with suppress(Exception):  # the failure that led here is the one to report

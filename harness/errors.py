@@ -47,6 +47,10 @@ class WorkerError(HarnessError):
     """A worker process of a run died, hung or failed; ends its cells with this reason."""
 
 
+class PlacementError(HarnessError):
+    """Cores or threads of a process that are not as they were set; ends its cells."""
+
+
 class NonFiniteLogitsError(HarnessError):
     """A model produced NaN or infinite logits."""
 

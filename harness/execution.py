@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from harness.decoder_pool import DecoderPool
-from harness.errors import HarnessError, StoreError
+from harness.errors import HarnessError, PlacementError, StoreError
 from harness.interrupts import uninterrupted
 from harness.measure import heap_frozen, run_item
 from harness.messages import first_line
@@ -73,6 +73,7 @@ def execute(prepared: Prepared, items: Sequence[WorkItem], directory: Path, host
 
     Raises:
         StoreError: a part that cannot be written.
+        PlacementError: cores or threads are not as they were set, before or behind an item.
     """
     from impl.engine import placement
 
@@ -118,11 +119,15 @@ class _Execution:
 
     def _measure(self, item: WorkItem) -> tuple[int, int]:
         """Measures and stores one item; gives its tokens and the duration of its steps."""
+        from impl.engine import placement
+
         requests, categories = self._workload.requests(item), self._workload.categories(item)
         try:
             decoder = self._pool.get(item.cell)
             limit = self._workload.config.max_rounds
+            placement.check_applied(self._pool.cores)
             result = run_item(decoder, item, requests, categories, max_rounds=limit)
+            placement.check_applied(self._pool.cores)
             described = self._pool.describe(item.cell)
         except Exception as error:  # noqa: BLE001 - a failing method must not end the others
             self._fail(item, error)
@@ -133,7 +138,7 @@ class _Execution:
         return result.tokens, result.decode_ns
 
     def _fail(self, item: WorkItem, error: Exception) -> None:
-        if isinstance(error, StoreError):  # of the host's: no method's fault
+        if isinstance(error, StoreError | PlacementError):  # not the one cell's matter
             raise error
         self._failed.add(item.cell)
         self._pool.discard(item.cell)

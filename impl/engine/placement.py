@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import torch
 
-from harness.errors import UsageError
+from harness.errors import PlacementError, UsageError
 
 
 def available_cores() -> tuple[int, ...]:
@@ -32,10 +32,30 @@ def apply(cores: Sequence[int]) -> None:
 
     PyTorch and the CPU kernels take as many threads from here on. Threads that they have started
     before stay where they were.
+
+    Raises:
+        PlacementError: the system gives other cores (a container's set, say), or PyTorch other
+            threads.
     """
     if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, cores)
+        try:
+            os.sched_setaffinity(0, cores)
+        except OSError as error:
+            raise PlacementError(f"this process may not run on cores {_list(cores)}") from error
     torch.set_num_threads(len(cores))
+    check_applied(cores)
+
+
+def check_applied(cores: Sequence[int]) -> None:
+    """Raises `PlacementError` unless the calling process is where `apply` put it."""
+    own = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(cores)
+    if own != set(cores):
+        raise PlacementError(
+            f"this process should run on cores {_list(cores)} and runs on {_list(sorted(own))}"
+        )
+    threads = torch.get_num_threads()
+    if threads != len(cores):
+        raise PlacementError(f"PyTorch should have {len(cores)} threads and has {threads}")
 
 
 @contextmanager
@@ -50,3 +70,7 @@ def applied(cores: Sequence[int]) -> Iterator[None]:
         if before:
             os.sched_setaffinity(0, before)
         torch.set_num_threads(threads)
+
+
+def _list(cores: Sequence[int]) -> str:
+    return ", ".join(map(str, cores))

@@ -144,6 +144,19 @@ class Miscounting(Counting):
         return [replace(done, spans=spans) for done in rounds]
 
 
+class Meddling(Counting):
+    """Changes how many threads its process has, once warm."""
+
+    name: ClassVar[str] = "meddling"
+
+    def step(self) -> list[Round]:
+        import torch
+
+        if not any(name.startswith("warm-up") for name in self.live):
+            torch.set_num_threads(2)
+        return super().step()
+
+
 class Unstartable(Counting):
     """Cannot be created."""
 
@@ -174,7 +187,7 @@ def _fixed_decoders(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Our decoders in place of the installed ones; the process's cores and threads as before."""
     import torch
 
-    points = entry_points_of(Counting, Pairs, Shifted, Dying, Miscounting, Unstartable)
+    points = entry_points_of(Counting, Pairs, Shifted, Dying, Meddling, Miscounting, Unstartable)
     monkeypatch.setattr(registry, "entry_points", lambda group: points.select(group=group))
     cores, threads = os.sched_getaffinity(0), torch.get_num_threads()
     Counting.alive.clear()
@@ -204,7 +217,9 @@ def test_a_whole_run_is_stored_and_shown(tmp_path: Path) -> None:
     # ar, its control and pairs, at two temperatures and two batch sizes, on four prompts
     assert len(run.requests) == 3 * 2 * 2 * 4
     assert all(list(ids) == [0, 1, 2, 3, 4, 5] for ids in run.requests["output_ids"])
-    assert run.manifest["decoders"]["pairs/mini/t0/b1"] == {
+    decoder = dict(run.manifest["decoders"]["pairs/mini/t0/b1"])
+    assert 3 <= decoder.pop("warmup_steps") <= 20
+    assert decoder == {
         "options": {"lookahead": 2},
         "tuned": True,
         "tuned_options": [],
@@ -222,6 +237,21 @@ def test_a_whole_run_is_stored_and_shown(tmp_path: Path) -> None:
         assert all(ratio.keys() >= {"value", "low", "high"} for ratio in cell["speedup"].values())
         assert (cell["requests"], cell["tokens"]) == (4, 24)
         assert cell["acceptance_length"] == {"ar": 1.0, "pairs": 2.0}[cell["method"]]
+    assert not Counting.alive
+
+
+def test_a_group_whose_threads_change_is_not_measured_on(tmp_path: Path) -> None:
+    out, grid = tmp_path / "run", ("--methods", "ar,meddling", "--block-size", "4")
+    result = harness(*RUN, *grid, "--no-control", "--no-verify", "--out", out)
+    assert result.exit_code == 1, result.output
+    run = read_run(out)
+    (failure, *more) = run.manifest["failures"]
+    assert failure == {
+        "item": "meddling/mini/t0/b1/r0/k0",
+        "error": "PlacementError",
+        "message": "PyTorch should have 1 threads and has 2",
+    }
+    assert set(run.requests["method"]) == ({"ar"} if not more else set())
     assert not Counting.alive
 
 

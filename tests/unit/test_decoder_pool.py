@@ -89,6 +89,7 @@ def test_a_decoder_is_warmed_on_a_full_batch_once_a_temperature() -> None:
     warmed = len(decoder.started)
     decoders.get(PAIR_OF_TWO)
     assert len(decoder.started) == warmed
+    assert decoders.describe(PAIR_OF_TWO)["warmup_steps"] == 2  # the bound
     decoders.get(Cell("ar", "mini", 1.0, 2))
     assert decoder.started[-1][0].sampling.temperature == 1
     assert len(decoder.started) > warmed
