@@ -15,6 +15,7 @@ from harness.commands.datasets import datasets
 from harness.commands.env import env
 from harness.commands.methods import methods
 from harness.commands.pairs import pairs
+from harness.commands.profile import profile
 from harness.commands.report import report
 from harness.commands.run import run
 from harness.commands.show import show
@@ -58,7 +59,20 @@ def cli(debug: bool) -> None:
     """Benchmarks speculative decoding: every method, the same machine, the same clock."""
 
 
-for command in (run, tune, verify, show, compare, report, simulate, methods, pairs, datasets, env):
+for command in (
+    run,
+    tune,
+    verify,
+    show,
+    compare,
+    report,
+    simulate,
+    profile,
+    methods,
+    pairs,
+    datasets,
+    env,
+):
     cli.add_command(command)
 
 

@@ -167,6 +167,16 @@ def load_profile(name: str) -> Profile:
         raise UsageError(f"{path}: {describe(error, known)}") from error
 
 
+def write_profile(file: MeasuredFile, path: Path) -> None:
+    """Writes a measured profile. Raises `UsageError` where that cannot be."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = yaml.safe_dump(file.model_dump(mode="json"), sort_keys=False, width=120)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"--out {path}: {error.strerror or error}") from error
+
+
 def devices() -> Mapping[str, Device]:
     """The devices that a roofline is known for."""
     values = _read(PROFILES / _DEVICES)
