@@ -7,7 +7,7 @@ which a cell is named: `harness.noise`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from harness.counters import CounterReader, Counters, CpuTimes
@@ -44,6 +44,7 @@ class Conditions:
         throttles: how often the run's cores were slowed for heat.
         frequency_mhz: mean of these cores when the item had ended.
         gpus: of each GPU.
+        energy_j: joules used by each part of the machine that tells, idle power included.
     """
 
     item: str
@@ -55,6 +56,7 @@ class Conditions:
     throttles: int | None
     frequency_mhz: float | None
     gpus: tuple[GpuConditions, ...] = ()
+    energy_j: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def between(cls, item: str, before: Counters, after: Counters) -> Conditions:
@@ -69,6 +71,7 @@ class Conditions:
             throttles=_difference(before.throttles, after.throttles),
             frequency_mhz=after.frequency_mhz,
             gpus=tuple(GpuConditions(gpu.sm_mhz, gpu.throttled) for gpu in after.gpus),
+            energy_j=_energy_during(before, after),
         )
 
     @classmethod
@@ -115,6 +118,17 @@ def _during(before: CpuTimes | None, after: CpuTimes | None) -> CpuTimes | None:
         steal_s=round(after.steal_s - before.steal_s, 6),
         cores=after.cores,
     )
+
+
+def _energy_during(before: Counters, after: Counters) -> dict[str, float]:
+    """Joules by source; a counter that has started from 0 again has done so once."""
+    found = {}
+    earlier = {counter.source: counter.joules for counter in before.energy}
+    for counter in after.energy:
+        if counter.source in earlier:
+            used = counter.joules - earlier[counter.source]
+            found[counter.source] = round(used + (counter.range_j or 0.0) * (used < 0), 6)
+    return found
 
 
 def _difference(before: _Number | None, after: _Number | None) -> _Number | None:

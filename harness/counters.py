@@ -16,6 +16,9 @@ from harness.nvml import Gpu, GpuState
 # Fields of a `cpu` line of /proc/stat (proc(5)); guest time is counted in user and nice already.
 _BUSY = (0, 1, 2, 5, 6)  # user, nice, system, irq, softirq
 _STEAL = 7
+# RAPL zones that add up without counting anything twice: a package holds its cores and its
+# integrated GPU but not its memory; `psys` would hold the packages again.
+_PACKAGE, _MEMORY = "package-", "dram"
 # Fields of /proc/PID/stat behind the command: utime, stime and those of children waited for.
 _CPU_TIMES = slice(11, 15)
 _THROTTLES = ("core_throttle_count", "package_throttle_count")
@@ -37,6 +40,21 @@ class CpuTimes:
 
 
 @dataclass(frozen=True, slots=True)
+class EnergyCounter:
+    """Energy that a part of the machine has used.
+
+    Attributes:
+        source: which part.
+        joules: since some moment in the past.
+        range_j: at which it starts from 0 again; None where it does not.
+    """
+
+    source: str
+    joules: float
+    range_j: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Counters:
     """One reading.
 
@@ -49,6 +67,7 @@ class Counters:
         throttles: how often the run's cores were slowed for heat.
         frequency_mhz: mean of the run's cores at this moment.
         gpus: of each GPU.
+        energy: of each CPU package, its memory and each GPU, where they tell.
     """
 
     time_ns: int
@@ -59,6 +78,7 @@ class Counters:
     throttles: int | None
     frequency_mhz: float | None
     gpus: tuple[GpuState, ...]
+    energy: tuple[EnergyCounter, ...]
 
 
 class CounterReader:
@@ -86,6 +106,7 @@ class CounterReader:
         self._gpus = tuple(gpus)
         self._pid = os.getpid() if pid is None else pid
         self._proc, self._cpus = root / "proc", root / "sys/devices/system/cpu"
+        self._rapl = _rapl_zones(root / "sys/class/powercap")
         self._cgroup = root / "sys/fs/cgroup/cpu.stat"  # of version 2
         self._clock = clock
         self._tick_s = 1 / os.sysconf("SC_CLK_TCK")
@@ -94,6 +115,7 @@ class CounterReader:
         """The counters now."""
         ticks = dict(self._core_ticks())
         own = [ticks[core] for core in self._cores if core in ticks]
+        gpus = tuple(gpu.state() for gpu in self._gpus)
         return Counters(
             time_ns=self._clock(),
             run_cores=self._times(own),
@@ -102,8 +124,16 @@ class CounterReader:
             quota_s=self._quota_s(),
             throttles=self._throttles(),
             frequency_mhz=self._frequency_mhz(),
-            gpus=tuple(gpu.state() for gpu in self._gpus),
+            gpus=gpus,
+            energy=(*self._rapl_energy(), *_gpu_energy(gpus)),
         )
+
+    def _rapl_energy(self) -> Iterator[EnergyCounter]:
+        """Nothing where only root may read it, which is the default of the kernel."""
+        for source, zone in self._rapl.items():
+            used, most = (_text(zone / name) for name in ("energy_uj", "max_energy_range_uj"))
+            if used is not None and most is not None:
+                yield EnergyCounter(source, int(used) / 1e6, int(most) / 1e6)
 
     def _core_ticks(self) -> Iterator[tuple[int, list[int]]]:
         for line in (_text(self._proc / "stat") or "").splitlines():
@@ -154,6 +184,24 @@ class CounterReader:
         files = [self._cpus / f"cpu{core}/cpufreq/scaling_cur_freq" for core in self._cores]
         khz = [int(text) for text in map(_text, files) if text is not None]
         return sum(khz) / len(khz) / 1000 if khz else None
+
+
+def _rapl_zones(powercap: Path) -> dict[str, Path]:
+    """`package-N` and `package-N dram` -> their folders."""
+    zones = {}
+    for package in sorted(powercap.glob("intel-rapl:*")):  # of AMD too
+        name = _text(package / "name") or ""
+        if package.name.count(":") == 1 and name.startswith(_PACKAGE):
+            zones[name] = package
+            below = [z for z in package.glob(f"{package.name}:*") if _text(z / "name") == _MEMORY]
+            zones |= {f"{name} {_MEMORY}": zone for zone in below}
+    return zones
+
+
+def _gpu_energy(gpus: Sequence[GpuState]) -> Iterator[EnergyCounter]:
+    for number, gpu in enumerate(gpus):
+        if gpu.energy_j is not None:
+            yield EnergyCounter(f"gpu {number}", gpu.energy_j)
 
 
 def _text(path: Path) -> str | None:

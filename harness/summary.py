@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.checks import run_checks, verified
 from harness.contention import contention
+from harness.energy import cell_energy
 from harness.equivalence.content import count_content
 from harness.metrics import CellData, cell_metrics, split_cells
 from harness.noise import cell_noise, disturbances
@@ -38,22 +39,21 @@ def summarise(run: RunData) -> dict[str, Any]:
     by_cell = {data.cell: data for data in cells}
     return {
         "schema": SCHEMA,
-        "cells": [_cell(data, by_cell, run.manifest) for data in cells],
+        "cells": [_cell(data, by_cell, run) for data in cells],
         "checks": [check.to_json() for check in run_checks(run, cells)],
         "warnings": list(_warnings(run, cells)),
     }
 
 
-def _cell(
-    data: CellData, by_cell: Mapping[Cell, CellData], manifest: Mapping[str, Any]
-) -> dict[str, Any]:
-    cell = data.cell
+def _cell(data: CellData, by_cell: Mapping[Cell, CellData], run: RunData) -> dict[str, Any]:
+    cell, manifest = data.cell, run.manifest
     decoder = manifest.get("decoders", {}).get(cell.id, {})
     devices, diagnostics = decoder.get("devices"), decoder.get("diagnostics", {})
     degraded = diagnostics.get("degraded")
     others = () if degraded else _baselines(cell)
     baselines = [by_cell[other] for other in others if other in by_cell]
     prediction, slowdown = predict_cell(data.rounds), contention(diagnostics)
+    energy = cell_energy(data, run.conditions)
     return {
         "method": cell.method,
         "control": cell.control,
@@ -67,6 +67,7 @@ def _cell(
         **asdict(cell_metrics(data, devices)),
         "prediction": asdict(prediction) if prediction else None,
         "contention": asdict(slowdown) if slowdown else None,
+        "energy": asdict(energy) if energy else None,
         "speedup": _speedups(data, baselines),
         "categories": _categories(data, baselines, devices),
     }

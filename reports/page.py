@@ -126,7 +126,7 @@ def _view(key: str, run: RunData) -> RunView:
         skipped=tuple(manifest.get("skipped_requests") or ()),
         command=provenance.command(manifest),
         sources=tuple(provenance.sources(manifest)),
-        properties=tuple(provenance.facts(manifest)),
+        properties=(*provenance.facts(manifest), provenance.energy_fact(result)),
         blocks=tuple(provenance.blocks(manifest)),
     )
 

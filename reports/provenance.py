@@ -8,9 +8,13 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from harness.energy import UNKNOWN
 from harness.summary import placement_convention
+
+if TYPE_CHECKING:
+    from reports.results import RunResult
 
 
 class Source(NamedTuple):
@@ -116,6 +120,13 @@ def facts(manifest: Mapping[str, Any]) -> Iterator[Fact]:
         "ended": manifest.get("ended"),
     }
     return (Fact(name, str(value)) for name, value in known.items() if value)
+
+
+def energy_fact(result: RunResult) -> Fact:
+    """What energy was counted of, or that none was."""
+    sources = [cell.energy.sources for cell in result.cells if cell.energy]
+    told = ", ".join(dict.fromkeys(source for found in sources for source in found))
+    return Fact("energy", f"of {told}" if told else UNKNOWN)
 
 
 def blocks(manifest: Mapping[str, Any]) -> Iterator[Block]:

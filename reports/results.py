@@ -9,6 +9,7 @@ from pydantic.dataclasses import dataclass
 
 from harness.checks import Status
 from harness.contention import Contention
+from harness.energy import Energy
 from harness.metrics import CellMetrics
 from harness.prediction import Prediction
 from harness.speedup import Speedup
@@ -41,6 +42,7 @@ class CellResult(CellMetrics):
     untuned: bool
     prediction: Prediction | None
     contention: Contention | None
+    energy: Energy | None
     speedup: dict[str, Speedup]
     categories: dict[str, CategoryResult]
 

@@ -61,6 +61,7 @@ PARTS_COLUMNS = (
     Value("tokens a round", "over AR"),
     Value("speed of a round", "over AR"),
     Value("geometric mean", "of speedups over AR"),
+    Value("energy", "joules a token"),
 )
 
 
@@ -122,7 +123,8 @@ def _parts(cell: CellResult) -> Values:
     times = (cell.ttft_ms, cell.tpot_ms, cell.inter_token_ms, cell.inter_round_ms, cell.latency_ms)
     over = cell.speedup.get("ar") or Speedup(None, None, None, 0)
     factors = (over.tokens_per_round, over.time_per_round, over.geometric_mean)
-    return (*map(_quantiles, times), *(_number(factor, 2) for factor in factors))
+    energy = cell.energy.joules_per_token if cell.energy else None
+    return (*map(_quantiles, times), *(_number(figure, 2) for figure in (*factors, energy)))
 
 
 def _quantiles(times: Percentiles) -> Value | None:

@@ -59,7 +59,8 @@ def print_run(run: Path, *, latency: bool = False) -> None:
     """Prints a table for each dataset, temperature and batch size, then checks and warnings.
 
     Below a table: what each speedup is made of, each cell's predicted speed beside the measured
-    one, and its contention. `latency` adds a table of percentiles and acceptance by position.
+    one, its energy and its contention. `latency` adds a table of percentiles and acceptance by
+    position.
     """
     from rich.console import Console
 
@@ -81,10 +82,22 @@ def print_run(run: Path, *, latency: bool = False) -> None:
                 console.print(line, markup=False)
         for line in _notes(cells):
             console.print(line, markup=False)
+    console.print(_energy(summary["cells"]), markup=False)
     for check in summary["checks"]:
         console.print(f"{check['status']:4}  {check['name']}: {check['detail']}", markup=False)
     for warning in summary["warnings"]:
         console.print(f"warning: {warning}", markup=False)
+
+
+def _energy(cells: Sequence[Mapping[str, Any]]) -> str:
+    """One line for the whole run: most machines tell nothing."""
+    from harness.energy import UNKNOWN
+
+    known = [cell for cell in cells if cell["energy"]]
+    if not known:
+        return UNKNOWN
+    sources = dict.fromkeys(name for cell in known for name in cell["energy"]["sources"])
+    return f"energy of {', '.join(sources)}, idle power and prefill included"
 
 
 def _group(cell: Mapping[str, Any]) -> tuple[str, float, int]:
@@ -104,7 +117,7 @@ def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) ->
 
 
 def _notes(cells: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Lines of speedups and their factors, of predicted speeds and of measured contention."""
+    """Lines of speedups and their factors, predicted speeds, energy and measured contention."""
     from harness.contention import Contention
 
     for cell in cells:
@@ -114,6 +127,10 @@ def _notes(cells: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for cell in cells:
         if found := cell["prediction"]:
             yield f"{cell['method']}: {_prediction(found)}"
+    for cell in cells:
+        if energy := cell["energy"]:
+            told = f"{energy['joules_per_token']:.3g} J/token, {energy['watts']:.1f} W"
+            yield f"{_label(cell)}: {told}"
     for cell in cells:
         if slowdown := cell["contention"]:
             yield f"{cell['method']}: {Contention(**slowdown).sentence}"

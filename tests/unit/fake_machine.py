@@ -30,6 +30,13 @@ class FakeMachine:
         self.write(f"proc/{pid}/stat", f"{pid} (a (strange) name) R {before} {_four(times)} 20 0\n")
         self.write(f"proc/{pid}/task/{pid}/children", " ".join(map(str, children)))
 
+    def energy(self, zone: str, name: str, microjoules: int, most: int = 262_143_328_850) -> None:
+        """A RAPL zone, such as `intel-rapl:0` or `intel-rapl:0/intel-rapl:0:1`."""
+        folder = f"sys/class/powercap/{zone}"
+        self.write(f"{folder}/name", f"{name}\n")
+        self.write(f"{folder}/energy_uj", f"{microjoules}\n")
+        self.write(f"{folder}/max_energy_range_uj", f"{most}\n")
+
 
 def _four(times: Sequence[int]) -> str:
     return " ".join(map(str, [*times, 0, 0, 0, 0][:4]))
