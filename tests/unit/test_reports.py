@@ -215,10 +215,16 @@ def test_parts_of_a_speedup_and_percentiles() -> None:
     over = {"value": 1.5, "low": None, "high": None, "n": 8, "geometric_mean": 1.449}
     over |= {"tokens_per_round": 3.0, "time_per_round": 0.5}
     gaps = {"p50": 0.0, "p90": 19.04, "p95": 1200, "p99": 1300}
-    sd = cell("sd", speedup={"ar": over}, inter_token_ms=gaps)
+    energy = {"joules_per_token": 0.254, "watts": 9.0, "sources": ("gpu 0",)}
+    sd = cell("sd", speedup={"ar": over}, inter_token_ms=gaps, energy=energy)
     rows = parts_rows([sd, cell("ar")], method_styles(["ar", "sd"]))
     assert rows[0].values[2] == ("0.0", "19.0 · 1,200.0 · 1,300.0")
-    assert [value and value.main for value in rows[0].values[5:]] == ["3.00", "0.50", "1.45"]
+    assert [value and value.main for value in rows[0].values[5:]] == [
+        "3.00",
+        "0.50",
+        "1.45",
+        "0.25",
+    ]
     assert set(rows[1].values) == {None}
 
 
