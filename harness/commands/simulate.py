@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,12 +12,13 @@ from harness.commands.run import PATH, comma_list
 from harness.errors import UsageError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from harness.simulation.acceptance import Acceptance, Trace
     from harness.simulation.scenario import Simulated
 
 _POSITIVE = click.IntRange(min=1)
+_COLUMNS = (
+    "method", "K", "tok/s", "/user", "/device", "length", "hits", "stalls", "ms a round", "over ar",
+)  # fmt: skip
 _TEXTS = ("pair", "method", "run", "cell")
 _WIDTH = 132  # columns; a narrower terminal wraps the table, nothing is cut
 _TITLE = "SIMULATED, not measured"
@@ -134,32 +136,20 @@ def _scenarios(profile: str, as_json: bool, given: dict[str, Any]) -> None:
     from harness.simulation.simulate import LOOKAHEADS, fastest
     from harness.store import to_json
 
+    hardware, assumed = load_profile(profile), {"profile": profile, **given}
     names = ("rounds", "seed", "methods", "lookahead")
     rounds, seed, methods, lookahead = (given.pop(name) for name in names)
-    acceptance, hardware = _acceptance(given), load_profile(profile)
+    acceptance = _acceptance(given)
     scenarios = [Scenario(method, hardware, acceptance, **given) for method in methods]
     tried = LOOKAHEADS if lookahead is None else (lookahead,)
     results = [fastest(scenario, rounds, seed, tried) for scenario in scenarios]
     if as_json:
-        facts = {"profile": hardware.name, "kind": hardware.kind, "rounds": rounds, "seed": seed}
-        click.echo(
-            to_json({"rows": [_row(found) for found in results], "assumptions": facts | given})
-        )
+        shown = {name: str(v) if isinstance(v, Path) else v for name, v in assumed.items()}
+        rows = [_row(found) for found in results]
+        click.echo(to_json({"rows": rows, "assumptions": {**shown, "kind": hardware.kind}}))
         return
-    head = (
-        "method",
-        "K",
-        "tok/s",
-        "/user",
-        "/device",
-        "length",
-        "hits",
-        "stalls",
-        "ms a round",
-        "over ar",
-    )
     base = next((r.tokens_per_s for r in results if r.scenario.method == "ar"), None)
-    _print(f"{hardware.name} ({_TITLE})", head, [_line(found, base) for found in results])
+    _print(f"{hardware.name} ({_TITLE})", _COLUMNS, [_line(found, base) for found in results])
 
 
 def _acceptance(given: dict[str, Any]) -> Acceptance | Trace:

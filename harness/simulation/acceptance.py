@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from harness.errors import UsageError
+from impl.ssd.fan_out import AdaptiveFanOut
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -135,6 +137,15 @@ class Trace:
         """Accepted over judged tokens."""
         judged = np.minimum(self.accepted + 1, self.drafted).sum()
         return float(self.accepted.sum() / judged) if judged else 0.0
+
+    @cached_property
+    def estimate(self) -> Acceptance:
+        """Independent rounds of the same rate, with the exponent that SSD would learn from it."""
+        learned = AdaptiveFanOut()
+        for drafted, accepted, rank in zip(self.drafted, self.accepted, self.ranks, strict=True):
+            known = int(rank) if np.isfinite(rank) else None
+            learned.observe(None, int(accepted), int(drafted), known)
+        return Acceptance((self.rate,), learned.estimate(None).exponent)
 
 
 class TracedOutcomes:

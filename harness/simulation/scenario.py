@@ -74,10 +74,16 @@ class Scenario:
 
     def guesses(self) -> FanOut:
         """F_0..F_K of the speculation cache."""
-        if self.fan_out == "uniform" or isinstance(self.acceptance, Trace):
+        if self.fan_out == "uniform":
             return uniform(self.budget, self.lookahead)
-        rate = mean_rate(self.acceptance, self.lookahead)
-        return geometric(self.budget, self.lookahead, rate, self.acceptance.exponent)
+        rate = mean_rate(self.independent, self.lookahead)
+        return geometric(self.budget, self.lookahead, rate, self.independent.exponent)
+
+    @property
+    def independent(self) -> Acceptance:
+        """The acceptance process, or what it would be were a trace's rounds independent."""
+        found = self.acceptance
+        return found.estimate if isinstance(found, Trace) else found
 
 
 def mean_rate(acceptance: Acceptance, lookahead: int) -> float:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.simulation.acceptance import Acceptance, Outcomes
+from harness.simulation.acceptance import Outcomes
 from harness.simulation.configurations import Configurations
 from harness.simulation.scenario import Scenario, mean_rate
 from impl.ssd.theory import (
@@ -284,13 +284,8 @@ def uses_fast_backup(scenario: Scenario) -> bool:
 
 
 def speed_inputs(scenario: Scenario) -> SpeedInputs:
-    """The scenario in the terms of `impl.ssd.theory`, with the draft model as the backup.
-
-    A recorded trace counts with its own acceptance rate and the default exponent.
-    """
-    acceptance = scenario.acceptance
-    if not isinstance(acceptance, Acceptance):
-        acceptance = Acceptance((acceptance.rate,))
+    """The scenario in the terms of `impl.ssd.theory`, with the draft model as the backup."""
+    acceptance = scenario.independent
     k, batch = scenario.lookahead, scenario.batch_size
     rate = mean_rate(acceptance, k)
     profile, context = scenario.profile, scenario.context

@@ -14,7 +14,7 @@ from harness.simulation.scenario import Scenario, mean_rate
 from harness.simulation.schedules import build_seconds, speed_inputs, uses_fast_backup
 from harness.simulation.simulate import fastest, simulate
 from impl.ssd.budgeting import PassTimes
-from impl.ssd.fan_out import uniform
+from impl.ssd.fan_out import geometric, uniform
 from impl.ssd.theory import Backup, critical_batch_size, expected_tokens, hit_rate, predict
 
 LONG = 10**9  # output tokens: no sequence ends
@@ -195,6 +195,18 @@ def test_a_trace_under_a_shorter_and_a_longer_draft():
     assert set(counts[1::2]) == {1}  # rejected within the recorded draft: known
     # Beyond it at the trace's rate: 4 accepted of 5 judged, mean of the geometric a / (1 - a) = 4.
     assert np.mean(counts[::2]) - 3 == pytest.approx(4, rel=0.15)
+
+
+def test_a_trace_has_a_geometric_fan_out_of_its_own_rate_and_exponent():
+    recorded = trace([(2, 2, 1), (2, 0, 1), (2, 1, 2)] * 300)
+    assert recorded.rate == pytest.approx(3 / 5)  # 2 of 2, 0 of 1, 1 of 2
+    # Ranks 1, 1, 2 under P(R > F) = (1 + F)^-r: 2 / 3 at 1, 1 / 3 at 2. The likelihood's slope by
+    # hand: 2 log(2) / (2^r - 1) + log(3/2) / ((3/2)^r - 1) = log 2, near r = 2.15.
+    r = recorded.estimate.exponent
+    slope = 2 * math.log(2) / (2**r - 1) + math.log(1.5) / (1.5**r - 1) - math.log(2)
+    assert slope == pytest.approx(0, abs=0.02)
+    one = scenario("ssd", recorded, 2, budget=9)
+    assert one.guesses() == geometric(9, 2, mean_rate(recorded.estimate, 2), r)
 
 
 def test_results_follow_the_seed_alone():
