@@ -8,7 +8,7 @@ PYTHON ?= $(shell for python in python3 python3.11 python3.12 python3.13 python3
 	$$python -c '$(SUPPORTED)' 2>/dev/null && echo $$python && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv reproduce test check bench bench-ssd clean
+.PHONY: help venv reproduce publish test check bench bench-ssd clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -27,6 +27,9 @@ reproduce: $(INSTALLED)  ## fetch the default pair, run AR, SD and SSD, write th
 	@run="$(CURDIR)/runs/reproduce-$$(date -u +%Y%m%dT%H%M%SZ)" && \
 	$(BIN)/harness run --config configs/reproduce.yaml --out "$$run"; status=$$?; \
 	test ! -e "$$run/manifest.json" || $(BIN)/harness report "$$run"; exit $$status
+
+publish: $(INSTALLED)  ## build the dashboard in site/ from every run below runs/
+	$(BIN)/harness dashboard runs --out site
 
 test: $(INSTALLED)  ## run the tests, with coverage
 	$(BIN)/harness pairs pull smollm2-135m

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import click
 
 from harness.commands.compare import compare
+from harness.commands.dashboard import dashboard
 from harness.commands.datasets import datasets
 from harness.commands.env import env
 from harness.commands.methods import methods
@@ -66,6 +67,7 @@ for command in (
     show,
     compare,
     report,
+    dashboard,
     simulate,
     profile,
     methods,

@@ -63,12 +63,17 @@ def fingerprint(placement: Placement) -> dict[str, Any]:
 
 def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     """The fields of identity in which two fingerprints differ, a line each; empty when alike."""
-    left, right = dict(_flat(a)), dict(_flat(b))
+    left, right = identity(a), identity(b)
     return [
         f"{name}: {left.get(name)!r} and {right.get(name)!r}"
         for name in sorted(left.keys() | right.keys())
-        if left.get(name) != right.get(name) and _is_identity(name)
+        if left.get(name) != right.get(name)
     ]
+
+
+def identity(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that two runs on the same machine have in common, by dotted name."""
+    return {name: value for name, value in _flat(fingerprint) if _is_identity(name)}
 
 
 def _is_identity(name: str) -> bool:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from numpy.typing import ArrayLike, NDArray
 
-_CELL = ["method", "dataset", "temperature", "batch_size", "control"]
+CELL_COLUMNS = ["method", "dataset", "temperature", "batch_size", "control"]
 _SEQUENCE = ["item", "request_id"]
 _SPANS = ["draft_ns", "verify_ns", "wait_ns", "speculate_ns"]
 _MS = 1e6  # nanoseconds
@@ -115,11 +115,15 @@ class CellMetrics:
 def split_cells(requests: pd.DataFrame, rounds: pd.DataFrame) -> tuple[CellData, ...]:
     """The tables of a run, cell by cell: by dataset, temperature, batch size, method, control."""
     found = []
-    for _, own in requests.groupby(_CELL):
-        first = own[_CELL].to_dict("records")[0]
-        cell = Cell(**{str(field): value for field, value in first.items()})
-        found.append(CellData(cell, own, rounds[rounds["item"].isin(own["item"])]))
+    for _, own in requests.groupby(CELL_COLUMNS):
+        found.append(CellData(cell_of(own), own, rounds[rounds["item"].isin(own["item"])]))
     return tuple(sorted(found, key=lambda data: _position(data.cell)))
+
+
+def cell_of(requests: pd.DataFrame) -> Cell:
+    """The cell of its requests, which are at least one."""
+    first = requests[CELL_COLUMNS].iloc[:1].to_dict("records")[0]
+    return Cell(**{str(field): value for field, value in first.items()})
 
 
 def cell_metrics(data: CellData, devices: int | None) -> CellMetrics:

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from harness.errors import StoreError
 from harness.summary import placement_convention
 from reports import prediction, provenance, tables, tuning, verdict
 from reports.checks import CheckView, check_views
 from reports.colours import method_styles
 from reports.results import read_results
 from reports.sections import Evidence, FigureSection, figure_sections
+from reports.templating import render_template, write_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -69,32 +69,14 @@ def build(run_dirs: Sequence[Path], out: Path) -> Path:
     """
     from harness.store import read_run
 
-    runs = [read_run(directory) for directory in run_dirs]
-    html = render(runs)
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(html, encoding="utf-8")
-    except OSError as error:
-        raise StoreError(f"{out}: cannot be written: {error.strerror or error}") from error
-    return out
+    return write_text(out, render([read_run(directory) for directory in run_dirs]))
 
 
 def render(runs: Sequence[RunData]) -> str:
     """The page as HTML; the same runs always give the same page."""
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("reports"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     views = [_view(f"run-{index}", run) for index, run in enumerate(runs, start=1)]
     title = views[0].title if len(views) == 1 else f"{len(views)} benchmark runs"
-    return environment.get_template("page.html.j2").render(
-        title=title, runs=views, warnings=_unlike_machines(runs)
-    )
+    return render_template("page.html.j2", title=title, runs=views, warnings=_unlike_machines(runs))
 
 
 def _view(key: str, run: RunData) -> RunView:
