@@ -64,6 +64,9 @@ class RunConfig(BaseModel):
         block_size: prompts that a cell decodes before another cell has its turn.
         placement: cores of the target and of an asynchronous method's draft worker, and which of
             them synchronous methods have.
+        devices: `emulated:PROFILE` makes every pass take a hardware profile's time, so that a small
+            pair runs at another machine's pace (docs/simulator.md); None is the machine's own. No
+            tuned parameters are taken then unless `tuned` is given.
         tuned: take each method's parameters from `harness tune` where it has tuned the method for
             this pair, machine, placement, batch size and kind of decoding; `options` win.
         deterministic: switch off choices that follow the clock (slower, reproducible).
@@ -107,6 +110,7 @@ class RunConfig(BaseModel):
     max_context: Annotated[int, Field(ge=2)] = 2048
     block_size: Count = 4
     placement: Placement = Placement()
+    devices: Annotated[str, Field(pattern="^emulated:.")] | None = None
     tuned: bool = True
     deterministic: bool = False
     verify: bool = True
@@ -141,6 +145,13 @@ class RunConfig(BaseModel):
     def _default_pair(cls, data: Any) -> Any:
         if isinstance(data, Mapping) and not any(data.get(key) for key in _MODEL_FIELDS):
             return {**data, "pair": DEFAULT_PAIR}
+        return data
+
+    @model_validator(mode="before")
+    @classmethod
+    def _untuned_where_emulated(cls, data: Any) -> Any:
+        if isinstance(data, Mapping) and data.get("devices"):
+            return {"tuned": False, **data}
         return data
 
     @model_validator(mode="after")

@@ -14,6 +14,7 @@ from harness.config import RunConfig
 from harness.decoder import Decoder, DecoderOptions, DecoderSetup, ModelProvider, TuningGrid
 from harness.measure import warm_up
 from harness.plan import Cell
+from harness.simulation.emulation import device_count
 from harness.tuning.choices import Setting
 from harness.workload import Workload
 
@@ -116,11 +117,16 @@ class DecoderPool:
             "options": method.options_for(cell).model_dump(mode="json"),
             "tuned": bool(found or method.given) if method.grid else None,
             "tuned_options": list(found.names) if found else [],
-            "devices": self._config.placement.devices(method.decoder.asynchronous),
+            "devices": self._devices(method.decoder.asynchronous),
             "own_kernels": method.decoder.own_kernels,
             "warmup_steps": self._warm[key, cell.temperature],
             "diagnostics": dict(self._decoders[key].diagnostics()),
         }
+
+    def _devices(self, asynchronous: bool) -> int:
+        if self._config.devices:
+            return device_count(self._config.devices, asynchronous)
+        return self._config.placement.devices(asynchronous)
 
     def discard(self, cell: Cell) -> None:
         """Closes the decoder of a cell that has failed; other cells of the method get a new one."""

@@ -30,6 +30,7 @@ from harness.pairs import (
 from harness.progress import Progress
 from harness.prompts import PromptSet
 from harness.registry import decoder_class, decoder_options, registered_name
+from harness.simulation.emulation import emulated_profile, latencies
 from harness.workload import Workload, make_workload
 
 if TYPE_CHECKING:
@@ -88,9 +89,11 @@ def resolve_methods(config: RunConfig) -> dict[str, Method]:
 
 
 def check_methods(config: RunConfig) -> None:
-    """Raises `UsageError` unless the methods exist, with a draft and the cores that they need."""
+    """Raises `UsageError` unless the methods exist, with a draft and the devices that they need."""
     from impl.engine import placement
 
+    if config.devices:
+        emulated_profile(config.devices)
     methods = resolve_methods(config)
     pair = named_pair(config)
     needy = [name for name, method in methods.items() if method.decoder.needs_draft]
@@ -142,10 +145,15 @@ def identity(config: RunConfig) -> dict[str, Any]:
     """Which program on which machine, for the manifest; of this process before it is confined."""
     return {
         "command": list(sys.argv),
-        "fingerprint": fingerprint(config.placement),
+        "fingerprint": fingerprint(config.placement) | _emulated(config),
         "git": git_state(Path(__file__).parents[1])._asdict(),
         "packages": package_versions(),
     }
+
+
+def _emulated(config: RunConfig) -> dict[str, Any]:
+    """Emulated devices make a machine of their own, never compared with a real one."""
+    return {"emulated": config.devices} if config.devices else {}
 
 
 def to_json(prepared: Prepared) -> dict[str, Any]:
@@ -206,8 +214,13 @@ def _models(config: RunConfig, pair: ResolvedPair) -> Models:
     from impl.engine.models import Models, ModelSpec
 
     kernels = default_cache_dir(config.cache_dir) / "kernels"
+    emulated = latencies(config.devices, max(config.batch_sizes)) if config.devices else None
     target = ModelSpec(
-        pair.target.folder, pair.target.dtype, kernel_dir=kernels, engine=config.engine
+        pair.target.folder,
+        pair.target.dtype,
+        kernel_dir=kernels,
+        engine=config.engine,
+        latency=emulated.target if emulated else None,
     )
     if pair.draft is None:
         return Models(target)
@@ -219,6 +232,7 @@ def _models(config: RunConfig, pair: ResolvedPair) -> Models:
         kernel_dir=kernels,
         vocab_limit=model_size(target.folder, "vocab_size"),
         engine=config.engine,
+        latency=emulated.draft if emulated else None,
     )
     return Models(target, draft)
 

@@ -74,9 +74,12 @@ def _cell(data: CellData, by_cell: Mapping[Cell, CellData], run: RunData) -> dic
 
 
 def placement_convention(manifest: Mapping[str, Any]) -> str:
-    """Which cores synchronous methods had: `equal-target` or `pooled`."""
-    placement = manifest.get("fingerprint", {}).get("placement", {})
-    return str(placement.get("convention", "equal-target"))  # runs from before there was another
+    """Which cores synchronous methods had: `equal-target` or `pooled`; whether it was emulated."""
+    fingerprint = manifest.get("fingerprint", {})
+    placement = fingerprint.get("placement", {})
+    convention = str(placement.get("convention", "equal-target"))  # before there was another
+    emulated = fingerprint.get("emulated")
+    return f"EMULATED ({emulated.partition(':')[2]}), {convention}" if emulated else convention
 
 
 def _baselines(cell: Cell) -> Iterable[Cell]:
@@ -139,6 +142,8 @@ def _degraded_warnings(manifest: Mapping[str, Any]) -> Iterable[str]:
 
 def _machine_warnings(manifest: Mapping[str, Any]) -> Iterable[str]:
     fingerprint = manifest.get("fingerprint", {})
+    if emulated := fingerprint.get("emulated"):
+        yield f"EMULATED, no measurement of that hardware: passes were made to last as {emulated}"
     if fingerprint.get("placement", {}).get("shared"):
         yield "target and draft share cores: asynchronous methods are slower than they could be"
     load = fingerprint.get("load_average")

@@ -68,6 +68,7 @@ RUN_OPTIONS = (
     click.option("--block-size", type=int, help="Prompts measured before the next cell's turn."),
     click.option("--target-cores", type=comma_list, help="Cores of the target, e.g. 0."),
     click.option("--draft-cores", type=comma_list, help="Cores of the draft worker, e.g. 1."),
+    click.option("--devices", help="emulated:PROFILE: passes take a profile's time (EMULATED)."),
     click.option("--placement", help="Cores of synchronous methods: equal-target or pooled."),
     click.option("--tuned/--no-tuned", default=None, help="Use what harness tune chose."),
     click.option(

@@ -13,6 +13,7 @@ from harness.errors import ModelError
 from impl.engine.architecture import TransformerConfig
 from impl.engine.backends import Choice, choose_operators
 from impl.engine.cpu_kernels import Quantization
+from impl.engine.emulated_model import EmulatedModel, Latency
 from impl.engine.language_model import LanguageModel
 from impl.engine.loader import load_transformer, model_size, read_config
 
@@ -45,6 +46,7 @@ class ModelSpec:
         kernel_dir: where compiled CPU kernels are kept; None runs on PyTorch alone.
         vocab_limit: drop the logits of ids from here on (a draft padded beyond its target).
         engine: "lean" is this engine's own layers, "hf" those of transformers.
+        latency: what a pass is made to take (emulated devices); None is its own time.
     """
 
     folder: Path
@@ -54,9 +56,14 @@ class ModelSpec:
     kernel_dir: Path | None = None
     vocab_limit: int | None = None
     engine: Engine = "lean"
+    latency: Latency | None = None
 
     def load(self) -> LanguageModel:
         """Reads and packs the weights."""
+        model = self._load()
+        return model if self.latency is None else EmulatedModel(model, self.latency)
+
+    def _load(self) -> LanguageModel:
         if self.engine == "hf":
             from impl.engine.huggingface_model import HuggingFaceModel
 
