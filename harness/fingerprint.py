@@ -7,32 +7,32 @@ from __future__ import annotations
 
 import os
 import platform
-import subprocess
+import re
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from harness.decoder import Placement
+from harness.nvml import gpu_settings
 
 # Instruction sets that decide how fast matrix products are.
 _FLAGS = frozenset(
     {"avx2", "avx512f", "avx512_bf16", "avx512_fp16", "avx512_vnni", "avx_vnni"}
     | {"amx_tile", "amx_bf16", "amx_int8", "asimd", "asimddp", "bf16", "i8mm", "sve", "sve2"}
 )
-_OPENMP = ("OMP_", "GOMP_", "KMP_", "MKL_", "ONEDNN_", "DNNL_")
-_VARIABLES = (*_OPENMP, "CUDA_VISIBLE_DEVICES", "HARNESS_")
+_CPU = ("OMP_", "GOMP_", "KMP_", "MKL_", "ONEDNN_", "DNNL_", "OPENBLAS_", "BLIS_", "ATEN_")
+_CUDA = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_", "CUDA_LAUNCH_BLOCKING", "CUDA_MODULE_LOADING")
+_GPU = (*_CUDA, "CUBLAS", "CUDNN_", "NCCL_", "NVIDIA_TF32_OVERRIDE")
+_PYTORCH = ("PYTORCH_", "TORCHINDUCTOR_", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE")
+_MEMORY = ("LD_PRELOAD", "MALLOC_", "GLIBC_TUNABLES")
+_VARIABLES = (*_CPU, *_GPU, *_PYTORCH, *_MEMORY, "HARNESS_")
 _SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 # Fields that change from hour to hour, or that say nothing about speed.
-_NOT_IDENTITY = ("load_average", "cpu.frequency_mhz", "environment.HARNESS_")
+_VARIABLE = "environment."
+_NOT_IDENTITY = ("load_average", "cpu.frequency_mhz", f"{_VARIABLE}HARNESS_")
 _NOT_IDENTITY_OF_GPUS = (".uuid",)
-
-
-class GitState(NamedTuple):
-    """Commit of the source tree and whether it has changes; both None outside a repository."""
-
-    revision: str | None
-    dirty: bool | None
 
 
 def fingerprint(placement: Placement) -> dict[str, Any]:
@@ -43,6 +43,7 @@ def fingerprint(placement: Placement) -> dict[str, Any]:
         "cpu": _cpu(),
         "memory_bytes": psutil.virtual_memory().total,
         "gpus": _gpus(),
+        "gpu_driver": _text("/sys/module/nvidia/version"),
         "system": {
             "os": platform.system(),
             "kernel": platform.release(),
@@ -50,6 +51,7 @@ def fingerprint(placement: Placement) -> dict[str, Any]:
         },
         "python": platform.python_version(),
         "torch": _torch(),
+        "libraries": _libraries(),
         "placement": {
             "target_cores": list(placement.target_cores),
             "draft_cores": list(placement.draft_cores),
@@ -61,35 +63,31 @@ def fingerprint(placement: Placement) -> dict[str, Any]:
     }
 
 
-def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
-    """The fields of identity in which two fingerprints differ, a line each; empty when alike."""
+def machine_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
+    """The fields of identity in which two fingerprints differ, a line each; empty when alike.
+
+    What only one of them tells (they may be of two versions of this program) is no difference.
+    """
     left, right = identity(a), identity(b)
+    told = left.keys() & right.keys()
+    told |= {name for name in left.keys() | right.keys() if name.startswith(_VARIABLE)}
+    return differences(*({k: v for k, v in flat.items() if k in told} for flat in (left, right)))
+
+
+def identity(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that two runs on the same machine have in common, by dotted name."""
+    numbered = _flat(_by_number(fingerprint))
+    return {name: value for name, value in numbered if _is_identity(name)}
+
+
+def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
+    """The fields in which two records differ, a line each; an absent field is a null one."""
+    left, right = dict(_flat(a)), dict(_flat(b))
     return [
         f"{name}: {left.get(name)!r} and {right.get(name)!r}"
         for name in sorted(left.keys() | right.keys())
         if left.get(name) != right.get(name)
     ]
-
-
-def identity(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that two runs on the same machine have in common, by dotted name."""
-    return {name: value for name, value in _flat(fingerprint) if _is_identity(name)}
-
-
-def _is_identity(name: str) -> bool:
-    return not name.startswith(_NOT_IDENTITY) and not name.endswith(_NOT_IDENTITY_OF_GPUS)
-
-
-def git_state(root: Path) -> GitState:
-    """State of the repository whose top folder is `root`; a repository around it is not ours."""
-    found = _git(root, "rev-parse", "--show-toplevel", "HEAD")
-    if found is None:
-        return GitState(None, None)
-    top, revision = found.splitlines()
-    if Path(top).resolve() != root.resolve():
-        return GitState(None, None)
-    changes = _git(root, "status", "--porcelain")
-    return GitState(revision, bool(changes) if changes is not None else None)
 
 
 def package_versions() -> dict[str, str]:
@@ -137,27 +135,48 @@ def _gpus() -> list[dict[str, Any]]:
 
     if not torch.cuda.is_available():
         return []
-    properties = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
-    return [
+    found: list[dict[str, Any]] = [
         {
             "name": gpu.name,
             "memory_bytes": gpu.total_memory,
             "capability": f"{gpu.major}.{gpu.minor}",
             "uuid": f"GPU-{gpu.uuid}",
         }
-        for gpu in properties
+        for gpu in map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
     ]
+    settings = gpu_settings([gpu["uuid"] for gpu in found])
+    return [gpu | asdict(own) for gpu, own in zip(found, settings, strict=True)]
 
 
 def _torch() -> dict[str, Any]:
+    """PyTorch, what it computes with, and the instruction set that its kernels use here."""
     import torch
 
+    built, cuda = torch.__config__.show(), torch.version.cuda
+    cudnn: Any = torch.backends.cudnn  # untyped
+    nccl: Any = torch.cuda.nccl
     return {
         "version": torch.__version__,
         "threads": torch.get_num_threads(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "cuda": torch.version.cuda,
+        "blas": _built_with(r"BLAS_INFO=(\w+)", built),
+        "mkl": _built_with(r"Math Kernel Library Version (\S+)", built),
+        "onednn": _built_with(r"MKL-DNN v([\d.]+)", built),
+        "cuda": cuda,
+        "cudnn": cudnn.version() if cuda else None,
+        "nccl": ".".join(map(str, nccl.version())) if cuda else None,
     }
+
+
+def _built_with(pattern: str, built: str) -> str | None:
+    found = re.search(pattern, built)
+    return found[1] if found else None
+
+
+def _libraries() -> dict[str, str | None]:
+    """Versions of packages that compute or decode; null where one is not installed."""
+    installed = package_versions()
+    return {name: installed.get(name) for name in ("transformers", "tokenizers", "flash-attn")}
 
 
 def _in_container() -> bool:
@@ -176,24 +195,23 @@ def _environment(variables: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def _by_number(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A fingerprint with its list of GPUs as number -> GPU, and how many there are."""
+    gpus = values.get("gpus", [])
+    numbered = {str(number): gpu for number, gpu in enumerate(gpus)}
+    return {**values, "gpus": {"count": len(gpus), **numbered}}
+
+
+def _is_identity(name: str) -> bool:
+    return not name.startswith(_NOT_IDENTITY) and not name.endswith(_NOT_IDENTITY_OF_GPUS)
+
+
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in values.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{key}.")
-        elif isinstance(value, list) and all(isinstance(each, Mapping) for each in value):
-            yield from _flat(dict(enumerate(value)), f"{prefix}{key}.")  # type: ignore[arg-type]
         else:
             yield f"{prefix}{key}", value
-
-
-def _git(root: Path, *arguments: str) -> str | None:
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(root), *arguments], capture_output=True, text=True, check=False
-        )
-    except OSError:  # git is not installed
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
 
 
 def _text(path: str) -> str | None:

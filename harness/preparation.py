@@ -19,7 +19,7 @@ from harness.config import RunConfig
 from harness.decoder_pool import Method
 from harness.encoding import EncodedPrompt, ids_sha256
 from harness.errors import UsageError
-from harness.fingerprint import fingerprint, git_state, package_versions
+from harness.fingerprint import fingerprint, package_versions
 from harness.pairs import (
     ResolvedModel,
     ResolvedPair,
@@ -31,6 +31,7 @@ from harness.progress import Progress
 from harness.prompts import PromptSet
 from harness.registry import decoder_class, decoder_options, registered_name
 from harness.simulation.emulation import emulated_profile, latencies
+from harness.source_tree import git_state
 from harness.workload import Workload, make_workload
 
 if TYPE_CHECKING:

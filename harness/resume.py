@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from harness.config import RunConfig
 from harness.errors import StoreError
-from harness.fingerprint import differences
+from harness.fingerprint import differences, machine_differences
 from harness.messages import describe
 
 PLACES = ("data_dir", "cache_dir")  # where inputs are read from; their contents are compared
@@ -61,7 +61,7 @@ def changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     machines = [manifest.get("fingerprint") or {} for manifest in (then, now)]
     return [
         *differences(_comparable(then), _comparable(now)),
-        *(f"fingerprint.{line}" for line in differences(*machines)),
+        *(f"fingerprint.{line}" for line in machine_differences(*machines)),
     ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from harness import invariants
+from harness import fingerprint, invariants
 from harness.errors import StoreError
 from harness.fingerprint import differences
 from harness.metrics import CellData, split_cells
@@ -58,7 +58,9 @@ def _weights(manifest: Mapping[str, Any], model: str) -> str | None:
 
 
 def machine_differences(base: ComparedRun, new: ComparedRun) -> list[str]:
-    return differences(base.manifest.get("fingerprint", {}), new.manifest.get("fingerprint", {}))
+    """Fields of the machines' identity, a line each."""
+    machines = (run.manifest.get("fingerprint", {}) for run in (base, new))
+    return fingerprint.machine_differences(*machines)
 
 
 def run_differences(base: ComparedRun, new: ComparedRun) -> Iterable[str]:

@@ -150,8 +150,10 @@ def _machine_warnings(manifest: Mapping[str, Any]) -> Iterable[str]:
     cores = fingerprint.get("cpu", {}).get("cores_available")
     if load is not None and cores is not None and load > cores / 2:
         yield f"load average {load} on {cores} cores at the start: other programs were running"
-    if manifest.get("git", {}).get("dirty"):
-        yield "the source tree had uncommitted changes"
+    git = manifest.get("git", {})
+    if git.get("dirty"):
+        named = f" (diff {git['diff_sha256'][:12]})" if git.get("diff_sha256") else ""
+        yield f"the source tree had uncommitted changes{named}"
 
 
 def _tuning_warnings(manifest: Mapping[str, Any]) -> Iterable[str]:

@@ -115,11 +115,13 @@ def _view(key: str, run: RunData) -> RunView:
 
 def _unlike_machines(runs: Sequence[RunData]) -> list[str]:
     """One warning for each two neighbouring runs that were made on unlike machines."""
-    from harness.fingerprint import differences
+    from harness.fingerprint import machine_differences
 
     warnings = []
     for number, (left, right) in enumerate(pairwise(runs), start=1):
-        found = differences(*(run.manifest.get("fingerprint") or {} for run in (left, right)))
+        found = machine_differences(
+            *(run.manifest.get("fingerprint") or {} for run in (left, right))
+        )
         if found:
             warnings.append(
                 f"runs {number} and {number + 1} are from unlike machines, so their speeds do not "

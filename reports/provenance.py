@@ -62,9 +62,7 @@ def revision(manifest: Mapping[str, Any]) -> str:
     git = _mapping(manifest, "git")
     if not git.get("revision"):
         return "revision unknown"
-    return f"revision {str(git['revision'])[:12]}" + (
-        " with local changes" * bool(git.get("dirty"))
-    )
+    return " ".join(filter(None, (f"revision {str(git['revision'])[:12]}", _changes(git))))
 
 
 def date(manifest: Mapping[str, Any]) -> str:
@@ -115,7 +113,7 @@ def facts(manifest: Mapping[str, Any]) -> Iterator[Fact]:
         "python": fingerprint.get("python"),
         "torch": torch.get("version") or packages.get("torch"),
         "transformers": packages.get("transformers"),
-        "git revision": _joined(git.get("revision"), "with local changes" * bool(git.get("dirty"))),
+        "git revision": _joined(git.get("revision"), _changes(git)),
         "started": manifest.get("created"),
         "ended": manifest.get("ended"),
     }
@@ -168,6 +166,12 @@ def _placement(placement: Mapping[str, Any]) -> str:
     pooled = placement.get("convention") == "pooled"
     use = "; pooled: synchronous methods have all of these" if pooled else ""
     return f"target on {target or 'none'}, draft process on {draft or 'none'}{shared}{use}"
+
+
+def _changes(git: Mapping[str, Any]) -> str:
+    """What the tree had beside its commit, named by the hash of the difference."""
+    named = f" (diff {str(git['diff_sha256'])[:12]})" if git.get("diff_sha256") else ""
+    return f"with local changes{named}" if git.get("dirty") else ""
 
 
 def _mapping(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from harness.errors import StoreError
-from harness.fingerprint import differences
+from harness.fingerprint import differences, machine_differences
 from harness.plan import Cell
 from harness.statistics import Estimate
 
@@ -181,7 +181,7 @@ def mismatch(choice: Choice, conditions: Conditions) -> str | None:
     """Why the choice does not hold under these conditions; None when it does."""
     if unlike := differences(_identity(choice.pair), _identity(conditions.pair)):
         return f"tuned for another pair ({unlike[0]})"
-    if unlike := differences(choice.fingerprint, conditions.fingerprint):
+    if unlike := machine_differences(choice.fingerprint, conditions.fingerprint):
         return f"tuned on another machine or placement ({unlike[0]})"
     if any(not conditions.prompts.isdisjoint(hashes) for hashes in choice.prompts.values()):
         return "tuned on prompts that this run measures"

@@ -10,7 +10,7 @@ from fake_machine import IDLE, OWN, STEAL, SYSTEM, USER, FakeMachine
 
 from harness.conditions import Conditions, ConditionsWatch
 from harness.counters import CounterReader, CpuTimes
-from harness.nvml import GpuState, open_gpus
+from harness.nvml import GpuSettings, GpuState, gpu_settings, open_gpus
 
 
 @pytest.fixture(autouse=True)
@@ -159,9 +159,45 @@ def test_gpus_through_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     assert open_gpus([]) == ()
 
 
+def test_settings_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three, of which the first two are joined by two links."""
+
+    class Wired(FakeNvml):
+        NVML_NVLINK_MAX_LINKS = 18
+        NVML_P2P_CAPS_INDEX_NVLINK, NVML_P2P_STATUS_OK = 2, 0
+
+        def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
+            return uuid
+
+        def nvmlDeviceGetMaxClockInfo(self, handle: str, kind: int) -> int:
+            return 1980
+
+        def nvmlDeviceGetApplicationsClock(self, handle: str, kind: int) -> int:
+            raise self.NVMLError("not supported")
+
+        def nvmlDeviceGetPowerManagementLimit(self, handle: str) -> int:
+            return 699_500
+
+        def nvmlDeviceGetNvLinkState(self, handle: str, link: int) -> int:
+            if handle == "GPU-c":
+                raise self.NVMLError("not supported")
+            return int(link < 2)
+
+        def nvmlDeviceGetP2PStatus(self, handle: str, other: str, kind: int) -> int:
+            return 0 if {handle, other} == {"GPU-a", "GPU-b"} else 5
+
+    monkeypatch.setitem(sys.modules, "pynvml", Wired("pynvml"))
+    assert gpu_settings(["GPU-a", "GPU-b", "GPU-c"]) == [
+        GpuSettings(1980, None, 699.5, 2, [1]),
+        GpuSettings(1980, None, 699.5, 2, [0]),
+        GpuSettings(1980, None, 699.5, 0, []),
+    ]
+
+
 def test_no_gpus_without_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert open_gpus(["GPU-1"]) == ()
+    assert gpu_settings(["GPU-1"]) == [GpuSettings()]
 
 
 def test_a_line_is_read_back(machine: FakeMachine) -> None:

@@ -1,12 +1,11 @@
 import json
 import os
-import subprocess
 
 import pytest
 
 from harness import fingerprint as module
 from harness.decoder import Placement
-from harness.fingerprint import differences, fingerprint, git_state, package_versions
+from harness.fingerprint import fingerprint, machine_differences, package_versions
 
 
 @pytest.fixture(scope="module")
@@ -33,10 +32,10 @@ def test_differences_name_the_fields_of_identity(here):
     other["load_average"] = 99.0
     other["cpu"]["frequency_mhz"] = 1.0
     other["environment"]["HARNESS_CACHE_DIR"] = "/elsewhere"
-    assert differences(here, other) == []
+    assert machine_differences(here, other) == []
     other["cpu"]["model"] = "Z80"
     other["environment"]["OMP_PROC_BIND"] = "true"
-    assert differences(here, other) == [
+    assert machine_differences(here, other) == [
         f"cpu.model: {here['cpu']['model']!r} and 'Z80'",
         "environment.OMP_PROC_BIND: None and 'true'",
     ]
@@ -65,31 +64,50 @@ def test_environment_keeps_what_matters_and_no_secret():
         "HOME": "/home/me",
     }
     kept = ["CUDA_VISIBLE_DEVICES", "HARNESS_DATA_DIR", "OMP_NUM_THREADS"]
+    variables |= {"CUDA_HOME": "/usr", "NCCL_P2P_DISABLE": "1", "LD_PRELOAD": "libtcmalloc.so"}
+    kept = sorted([*kept, "NCCL_P2P_DISABLE", "LD_PRELOAD"])
     assert list(module._environment(variables)) == kept
 
 
-def git(root, *arguments):
-    identity = ["-c", "user.name=n", "-c", "user.email=e@example.org"]
-    command = ["git", "-C", str(root), *identity, *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+def test_libraries_and_instruction_sets_are_told(here):
+    from transformers import __version__ as transformers
+
+    assert here["libraries"]["transformers"] == transformers
+    assert here["libraries"].keys() == {"transformers", "tokenizers", "flash-attn"}
+    assert {"cpu_capability", "blas", "onednn", "cuda", "cudnn", "nccl"} <= here["torch"].keys()
 
 
-def test_git_state_is_that_of_the_repository_at_root(tmp_path):
-    git(tmp_path, "init")
-    assert git_state(tmp_path) == (None, None)  # no commit yet
-    (tmp_path / "file").write_text("1")
-    git(tmp_path, "add", "file")
-    git(tmp_path, "commit", "-m", "first")
-    revision = git(tmp_path, "rev-parse", "HEAD")
-    assert git_state(tmp_path) == (revision, False)
-    (tmp_path / "file").write_text("2")
-    assert git_state(tmp_path) == (revision, True)
-    inside = tmp_path / "site-packages"
-    inside.mkdir()
-    assert git_state(inside) == (None, None)  # somebody else's repository
+BUILT = """PyTorch built with:
+  - Intel(R) oneAPI Math Kernel Library Version 2024.2-Product Build 20240605
+  - Intel(R) MKL-DNN v3.12.0 (Git Hash 80afa71)
+  - Build settings: BLAS_INFO=open, BUILD_TYPE=Release, LAPACK_INFO=mkl
+"""
 
 
-def test_git_state_without_git_or_repository(tmp_path, monkeypatch):
-    assert git_state(tmp_path) == (None, None)
-    monkeypatch.setenv("PATH", "")
-    assert git_state(tmp_path) == (None, None)
+@pytest.mark.parametrize(
+    ("pattern", "told"),
+    [(r"BLAS_INFO=(\w+)", "open"), (r"MKL-DNN v([\d.]+)", "3.12.0"), (r"NNPACK v(\d)", None)],
+)
+def test_what_pytorch_was_built_with(pattern, told):
+    assert module._built_with(pattern, BUILT) == told
+
+
+def gpu(number, **fields):
+    return {"name": "H200", "uuid": f"GPU-{number}", "power_limit_w": 700.0} | fields
+
+
+def test_gpus_differ_by_their_settings_and_their_number_but_not_by_their_uuid(here):
+    one = here | {"gpus": [gpu(1), gpu(2)], "gpu_driver": "580.1"}
+    assert machine_differences(one, one | {"gpus": [gpu(3), gpu(4)]}) == []
+    other = one | {"gpus": [gpu(1), gpu(2, power_limit_w=300.0)], "gpu_driver": "590.2"}
+    assert machine_differences(one, other) == [
+        "gpu_driver: '580.1' and '590.2'",
+        "gpus.1.power_limit_w: 700.0 and 300.0",
+    ]
+    assert machine_differences(one, one | {"gpus": [gpu(1)]}) == ["gpus.count: 2 and 1"]
+
+
+def test_what_an_older_program_did_not_record_is_no_difference(here):
+    older = {name: value for name, value in here.items() if name != "libraries"}
+    older["torch"] = {"version": here["torch"]["version"]}
+    assert machine_differences(older, here) == machine_differences(here, older) == []
