@@ -29,7 +29,9 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 
 def harness(environment: dict[str, str], *arguments: str | Path) -> subprocess.Popen[str]:
-    code = "from harness.cli import main; main()"
+    # A shell starts background jobs with SIGINT ignored, and their children inherit that.
+    heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    code = heard + "from harness.cli import main; main()"
     return subprocess.Popen(
         [sys.executable, "-c", code, "run", *map(str, arguments)],
         env=environment,
