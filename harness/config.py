@@ -20,6 +20,8 @@ from harness.messages import describe, first_line
 from harness.prompt_split import Split
 
 DEFAULT_PAIR = "qwen2.5-coder"
+# Fields that change nothing that is measured: where inputs are read from, when to give up.
+UNMEASURED = ("data_dir", "cache_dir", "worker_timeout_s")
 _MODEL_FIELDS = ("pair", "target", "draft")
 
 Count = Annotated[int, Field(ge=1)]
@@ -78,7 +80,8 @@ class RunConfig(BaseModel):
         system: system prompt of the chat template.
         isolate: measure each repeat of a group of comparable cells in a fresh process, and prepare
             and verify in one; else all in this process.
-        worker_timeout_s: a worker process that is busy with one item for longer is ended.
+        worker_timeout_s: a worker process that says nothing for longer (busy with one item, one
+            file, one output to verify) is ended.
         data_dir: mirror folder of prompt files; may hold snapshots of the hub.
         cache_dir: where fetched and converted weights are kept.
     """

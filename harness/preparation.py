@@ -135,7 +135,9 @@ def prepare(
     resolved = resolve(pair, cache_dir, progress=progress.download)
     config = _fitted(config, resolved)
     eos = loader.eos_token_ids(resolved.target.folder)
-    prompts = stored or run_prompts.encode(config, prompt_sets, _models(config, resolved), eos)
+    prompts = stored or run_prompts.encode(
+        config, prompt_sets, _models(config, resolved), eos, progress
+    )
     workload = make_workload(config, prompts, eos)
     record = _record(config, resolved, prompt_sets, workload)
     hashes = frozenset(p.sha256 for found in prompt_sets.values() for p in found.prompts)

@@ -23,6 +23,9 @@ class Progress(Protocol):
     def download(self, name: str, done: int, total: int) -> None:
         """`done` of about `total` bytes of a file are here."""
 
+    def count(self, what: str, done: int, total: int) -> None:
+        """`done` of at most `total` pieces of some work outside the items are done."""
+
     def begin(self, total: int) -> None:
         """The number of work items to come."""
 
@@ -63,17 +66,19 @@ class LineProgress:
         self._total = self._done = 0
         self._name = ""
         self._began = 0.0
-        self._shown_tenth = ("", -1)  # file, tenths of it that the last line said
+        self._shown_tenth = ("", -1)  # what the last line was about, tenths of it that it said
 
     def note(self, text: str) -> None:
         self._stream.write(f"{text}\n")
         self._stream.flush()
 
     def download(self, name: str, done: int, total: int) -> None:
-        tenth = (name, 10 * done // total if total else 0)
-        if tenth != self._shown_tenth:
-            self._shown_tenth = tenth
+        if self._another_tenth(name, done, total):
             self.note(f"{name}: {done / 1e6:.0f} of {total / 1e6:.0f} MB")
+
+    def count(self, what: str, done: int, total: int) -> None:
+        if self._another_tenth(what, done, total):
+            self.note(f"{what}: {done} of {total}")
 
     def begin(self, total: int) -> None:
         self._total, self._done, self._began = total, 0, self._clock()
@@ -90,6 +95,12 @@ class LineProgress:
 
     def close(self) -> None:
         pass
+
+    def _another_tenth(self, what: str, done: int, total: int) -> bool:
+        tenth = (what, 10 * done // total if total else 0)
+        another = tenth != self._shown_tenth
+        self._shown_tenth = tenth
+        return another
 
 
 class BarProgress(LineProgress):

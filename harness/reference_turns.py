@@ -50,12 +50,16 @@ class TargetAnswers:
         models: ModelProvider,
         tokenizer: PreTrainedTokenizerBase,
         eos_token_ids: frozenset[int],
+        answered: Callable[[int], None],
     ) -> None:
+        """Loads nothing yet; `answered` is told how many answers have been written."""
         self._config = config
         self._models = models
         self._tokenizer = tokenizer
         self._encoder = Encoder(tokenizer, not config.raw, config.system)
         self._eos = eos_token_ids
+        self._answered = answered
+        self._answers = 0
         self._stack = ExitStack()
         self._decoder: Decoder | None = None
 
@@ -78,6 +82,8 @@ class TargetAnswers:
         )  # greedy
         try:
             emitted = _decode(self._opened(), request)
+            self._answers += 1
+            self._answered(self._answers)
         except RequestError:  # nor is there room for the prompts that this one begins
             return ""
         return str(self._tokenizer.decode(emitted, skip_special_tokens=True)).strip()

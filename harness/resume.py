@@ -12,12 +12,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from harness.config import RunConfig
+from harness.config import UNMEASURED, RunConfig
 from harness.errors import StoreError
 from harness.fingerprint import differences, machine_differences
 from harness.messages import describe
 
-PLACES = ("data_dir", "cache_dir")  # where inputs are read from; their contents are compared
 _SOURCE = "source"  # of weights and prompts: they are compared by their sums
 _RECORDS = ("config", "pair", "datasets", "plan", "stop_token_ids", "git")
 _NAMED = 4  # differences that the message lists
@@ -66,9 +65,9 @@ def changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def _comparable(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """The records that must agree, without the places that inputs come from."""
+    """The records that must agree, without the options that may change."""
     records = {name: manifest.get(name) for name in _RECORDS}
-    config = {k: v for k, v in (manifest.get("config") or {}).items() if k not in PLACES}
+    config = {k: v for k, v in (manifest.get("config") or {}).items() if k not in UNMEASURED}
     plan = dict(enumerate(manifest.get("plan") or ()))
     return {**_without_sources(records), "config": config, "plan": plan}
 

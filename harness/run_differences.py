@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from harness import fingerprint, invariants
+from harness.config import UNMEASURED
 from harness.errors import StoreError
 from harness.fingerprint import differences
 from harness.metrics import CellData, split_cells
@@ -14,8 +15,8 @@ from harness.plan import Cell
 if TYPE_CHECKING:
     from harness.store import RunData
 
-# What a config may differ in without anything to say: places, and lists that show as cells.
-_SILENT = ("data_dir", "cache_dir", "methods", "datasets", "temperatures", "batch_sizes", "options")
+# What a config may differ in without anything to say; lists show as cells.
+_SILENT = (*UNMEASURED, "methods", "datasets", "temperatures", "batch_sizes", "options")
 _PROMPT_FIELDS = ("raw", "system")
 
 

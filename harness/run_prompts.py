@@ -14,6 +14,7 @@ from harness.decoder import ModelProvider
 from harness.encoding import EncodedPrompt, encode_prompts, ids_sha256
 from harness.errors import StoreError, UsageError
 from harness.messages import first_line
+from harness.progress import Progress
 from harness.prompts import PromptSet, load_prompts
 from harness.reference_turns import TargetAnswers, write_answers
 
@@ -50,6 +51,7 @@ def encode(
     prompts: Mapping[str, PromptSet],
     models: ModelProvider,
     eos_token_ids: frozenset[int],
+    progress: Progress,
 ) -> dict[str, tuple[EncodedPrompt, ...]]:
     """Token ids of a run's prompts, by the target's tokenizer and chat template.
 
@@ -58,12 +60,23 @@ def encode(
     from impl.engine.loader import load_tokenizer
 
     tokenizer = load_tokenizer(models.target_folder)
-    with TargetAnswers(config, models, tokenizer, eos_token_ids) as answers:
+    total = _open_answers(prompts)
+
+    def answered(count: int) -> None:
+        progress.count("earlier answers", count, total)
+
+    with TargetAnswers(config, models, tokenizer, eos_token_ids, answered) as answers:
         written = {name: write_answers(found, answers) for name, found in prompts.items()}
     return {
         name: encode_prompts(found, tokenizer, template=not config.raw, system=config.system)
         for name, found in written.items()
     }
+
+
+def _open_answers(prompts: Mapping[str, PromptSet]) -> int:
+    """At most as many answers must be written; equal conversations share theirs."""
+    given = (prompt for found in prompts.values() for prompt in found.prompts)
+    return sum(message.content is None for prompt in given for message in prompt.messages)
 
 
 def write_prompts(directory: Path, prompts: Mapping[str, Iterable[EncodedPrompt]]) -> None:

@@ -103,7 +103,7 @@ class FreshProcesses:
     def prepare(self, config: RunConfig, progress: Progress) -> Preparation:
         """See `Tasks`."""
         order = {"task": "prepare", "config": config.model_dump(mode="json", exclude_unset=True)}
-        found = call_worker(order, progress, threads=None, timeout_s=None)
+        found = call_worker(order, progress, threads=None, timeout_s=config.worker_timeout_s)
         return Preparation(from_json(found["prepared"]), found["identity"])
 
     def batches(self, items: Sequence[WorkItem]) -> Iterable[Sequence[WorkItem]]:
@@ -132,7 +132,8 @@ class FreshProcesses:
             "directory": str(directory.resolve()),
         }
         threads = _threads(prepared.config)
-        record = call_worker(order, progress, threads=threads, timeout_s=None)
+        timeout_s = prepared.config.worker_timeout_s
+        record = call_worker(order, progress, threads=threads, timeout_s=timeout_s)
         found = Verification.from_record({**record, "config": {"verify": prepared.config.verify}})
         if found is None:
             raise StoreError(f"{directory}: the certificate cannot be read back")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -84,7 +85,7 @@ def compare_greedy(
     from impl.engine.reference import Reference
 
     progress.note("comparing greedy outputs")
-    reference = Reference(models.target(), replace(models.target_spec, dtype="float32").load)
+    reference = Reference(models.target, replace(models.target_spec, dtype="float32").load)
     own_kernels = methods_with_own_kernels(run.manifest)
     return check_greedy(run.requests, prompts, reference, own_kernels)
 
@@ -101,4 +102,4 @@ def certify_outputs(
     from harness.equivalence.verify import certify_run
 
     progress.note("verifying that outputs follow the target's distribution")
-    return certify_run(run, prompts, models, greedy, reference)
+    return certify_run(run, prompts, models, greedy, reference, partial(progress.count, "outputs"))

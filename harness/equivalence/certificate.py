@@ -31,7 +31,14 @@ from harness.equivalence.replay import (
     round_of,
     smallest_divergence,
 )
-from harness.equivalence.token_table import Group, groups_of, rows_of, token_table
+from harness.equivalence.token_table import (
+    Group,
+    Scored,
+    groups_of,
+    rows_of,
+    token_table,
+    unwatched,
+)
 from harness.greedy import Divergence, GreedyCheck, ids_are_told, methods_with_own_kernels
 from harness.plan import BASELINE
 
@@ -130,6 +137,7 @@ def certify(
     *,
     reference_name: str = "engine",
     alpha: float = ALPHA,
+    scored: Scored = unwatched,
 ) -> Certificate:
     """Judges every method of a run by the tokens that it emitted.
 
@@ -140,6 +148,7 @@ def certify(
         greedy: the run's greedy outputs, compared.
         reference_name: for the record.
         alpha: of the whole certificate.
+        scored: told how many outputs have been scored, of how many.
 
     Raises:
         StoreError: rounds and outputs that do not fit together.
@@ -149,7 +158,7 @@ def certify(
     exact = references.target.exact
     own_kernels = methods_with_own_kernels(run.manifest)
     groups = groups_of(run.requests)
-    tables = _tables(run, prompts, references)
+    tables = _tables(run, prompts, references, scored)
     tests = correct(
         {
             group: run_tests(
@@ -167,7 +176,7 @@ def certify(
 
 
 def _tables(
-    run: RunData, prompts: Mapping[str, Sequence[int]], references: References
+    run: RunData, prompts: Mapping[str, Sequence[int]], references: References, scored: Scored
 ) -> dict[Group, pd.DataFrame]:
     """The token table of each group at temperature > 0; a prompt is prefilled once for all.
 
@@ -179,7 +188,7 @@ def _tables(
     if not told:
         return {}
     sampled = pd.concat([rows_of(sampled, group) for group in told])
-    table = token_table(run, sampled, prompts, references)
+    table = token_table(run, sampled, prompts, references, scored)
     by_group = table.groupby(list(Group._fields))
     return {Group._make(key): own.reset_index(drop=True) for key, own in by_group}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -16,7 +16,13 @@ from harness.errors import StoreError
 if TYPE_CHECKING:
     from harness.store import RunData
 
+Scored = Callable[[int, int], None]
+
 JUST_REFILLED = 2  # rounds of a sequence that took over a used slot
+
+
+def unwatched(done: int, total: int) -> None:
+    """For nobody who wants to know how far it is."""
 
 
 class Group(NamedTuple):
@@ -48,8 +54,11 @@ def token_table(
     requests: pd.DataFrame,
     prompts: Mapping[str, Sequence[int]],
     references: References,
+    scored: Scored = unwatched,
 ) -> pd.DataFrame:
     """One row a token of `requests`, output after output, all outputs of a prompt together.
+
+    `scored` is told after each output how many have been scored, of how many.
 
     Returns:
         The columns of `reference_scores.reduce_rows` and `place_tokens`; the fields of
@@ -72,6 +81,7 @@ def token_table(
             "output": np.full(len(output), number),
         }
         tables.append({**places, **scores, **values})
+        scored(number + 1, len(outputs))
     columns = {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
     names = [*Group._fields, "item", "dataset", "request_id", "prompt_tokens"]
     of_output = pd.DataFrame(outputs)[names]

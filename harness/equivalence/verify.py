@@ -12,6 +12,7 @@ from harness.equivalence.reference_scores import (
     References,
     TransformersLogits,
 )
+from harness.equivalence.token_table import Scored, unwatched
 
 if TYPE_CHECKING:
     from harness.greedy import GreedyCheck
@@ -27,6 +28,7 @@ def certify_run(
     models: Models,
     greedy: GreedyCheck,
     reference: ReferenceName = "engine",
+    scored: Scored = unwatched,
 ) -> Certificate:
     """Scores every output and judges every method.
 
@@ -36,10 +38,12 @@ def certify_run(
         models: the pair that it ran on.
         greedy: its greedy outputs, compared.
         reference: our engine with a cache of its own, or the transformers model in float32.
+        scored: told how many outputs have been scored, of how many.
     """
     draft = None if models.draft_folder is None else EngineLogits(models.draft())
     if reference == "engine":
         target: LogitSource = EngineLogits(models.target())
     else:
         target = TransformersLogits(models.target_folder)
-    return certify(run, prompts, References(target, draft), greedy, reference_name=reference)
+    references = References(target, draft)
+    return certify(run, prompts, references, greedy, reference_name=reference, scored=scored)

@@ -15,10 +15,15 @@ from impl.engine.token_batch import TokenBatch
 class Reference:
     """Teacher-forces token ids through the target. Costs a pass over the ids a call."""
 
-    def __init__(self, target: LanguageModel, precise: Callable[[], LanguageModel]) -> None:
-        """Takes the target, and what loads it in float32 where its rounding must be known."""
-        self._target = target
-        self._precise = precise
+    def __init__(
+        self, target: Callable[[], LanguageModel], precise: Callable[[], LanguageModel]
+    ) -> None:
+        """Takes what loads the target, and in float32 where its rounding must be known.
+
+        Neither is called before it is needed.
+        """
+        self._load_target = target
+        self._load_precise = precise
 
     def token_gap(self, ids: Sequence[int], first: int, second: int) -> float:
         """|logit(first) - logit(second)| for the token that follows `ids`."""
@@ -40,13 +45,16 @@ class Reference:
     def dtype_noise(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> float:
         """Largest change of a logit between scoring the output in the run's dtype and float32."""
         fed = [prompt_ids[-1], *output_ids[:-1]]
-        precise = Reference(self._loaded, self._precise)
-        ours, exact = (scorer._one_pass(prompt_ids[:-1], fed) for scorer in (self, precise))
+        ours, exact = (scorer._one_pass(prompt_ids[:-1], fed) for scorer in (self, self._precise))
         return float((ours.float() - exact.float()).abs().max())
 
     @cached_property
-    def _loaded(self) -> LanguageModel:
-        return self._precise()
+    def _target(self) -> LanguageModel:
+        return self._load_target()
+
+    @cached_property
+    def _precise(self) -> Reference:
+        return Reference(self._load_precise, self._load_precise)
 
     def _one_pass(self, context: Sequence[int], fed: Sequence[int]) -> torch.Tensor:
         """Logits [fed, vocabulary] behind each of the `fed` tokens."""

@@ -235,6 +235,13 @@ def test_what_weights_and_prompts_were_read_from_does_not_matter(half: Path) -> 
     assert harness("run", "--resume", half).exit_code == 0
 
 
+def test_how_long_a_worker_may_be_silent_does_not_matter(half: Path) -> None:
+    manifest = read_manifest(half)
+    manifest["config"]["worker_timeout_s"] = 5.0
+    (half / "manifest.json").write_text(json.dumps(manifest))
+    assert harness(*RUN, *GRID, "--resume", half).exit_code == 0
+
+
 def test_no_run_directory_and_a_second_out_are_refused(tmp_path: Path, half: Path) -> None:
     result = harness("run", "--resume", tmp_path / "nothing")
     assert result.exit_code == 1

@@ -271,6 +271,26 @@ def test_variants_of_a_method_are_methods_of_their_own(tmp_path: Path) -> None:
     assert not Counting.alive
 
 
+def test_the_target_is_only_loaded_to_judge_outputs_that_differ(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Decoders of fixed output load nothing, so that whatever is loaded is for judging."""
+    from impl.engine.models import Models
+
+    loaded, target = [], Models.target
+
+    def loading(models: Models) -> object:
+        loaded.append(models)
+        return target(models)
+
+    monkeypatch.setattr(Models, "target", loading)
+    unverified = (*RUN, "--no-verify", "--methods")
+    assert harness(*unverified, "ar,pairs", "--out", tmp_path / "equal").exit_code == 0
+    assert loaded == []
+    assert harness(*unverified, "ar,shifted", "--out", tmp_path / "other").exit_code == 1
+    assert loaded
+
+
 def test_every_method_gets_the_same_requests_and_the_control_too(tmp_path: Path) -> None:
     harness(*RUN, "--methods", "ar,pairs", "--repeats", "2", "--out", tmp_path / "run")
     requests = read_run(tmp_path / "run").requests

@@ -23,6 +23,7 @@ def test_the_second_turn_follows_the_targets_own_greedy_answer(tmp_path):
     )  # fmt: skip
     assert result.exit_code in (0, 1), result.output  # 1: the noise check of a busy machine
 
+    assert "earlier answers: 1 of 1" in result.stderr
     requests = read_run(out).requests
     lines = (out / "prompts.jsonl").read_text().splitlines()
     tokenizer = load_tokenizer(find_pair("tiny").target.sources[0].path)

@@ -82,6 +82,8 @@ def test_a_run_certifies_its_methods_and_verify_does_so_again(tmp_path: Path) ->
         ("typical", 1): False,
     }
     assert " NO " in result.stdout
+    outputs = 3 * 2 * 8  # methods, repeats, prompts
+    assert f"outputs: {outputs} of {outputs}" in result.stderr
     certificate = read_manifest(out)["certificate"]
     again = harness("verify", out)
     assert again.exit_code == 1

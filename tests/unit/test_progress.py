@@ -40,6 +40,17 @@ def test_lines_say_cell_rate_and_time_left() -> None:
     ]
 
 
+def test_other_work_is_told_in_tenths() -> None:
+    stream = io.StringIO()
+    shown = LineProgress(stream, Clock())
+    for done in range(1, 41):
+        shown.count("outputs", done, 40)
+    told = stream.getvalue().splitlines()
+    assert told[:3] == ["outputs: 1 of 40", "outputs: 4 of 40", "outputs: 8 of 40"]
+    assert told[-1] == "outputs: 40 of 40"
+    assert len(told) == 11
+
+
 def test_the_bar_is_drawn_between_items_only(monkeypatch: pytest.MonkeyPatch) -> None:
     import threading
 
