@@ -18,7 +18,7 @@ class PassTable:
     seconds: np.ndarray  # [scenario, tokens]
 
     def at(self, tokens: np.ndarray) -> np.ndarray:
-        """Seconds, one for each scenario; no tokens take no time."""
+        """Seconds, one for each scenario."""
         rows = np.arange(len(self.seconds))
         found: np.ndarray = self.seconds[rows, np.minimum(tokens, self.seconds.shape[1] - 1)]
         return found
@@ -64,7 +64,4 @@ class Configurations:
 
 
 def _row(model: PassModel, scenario: Scenario, width: int) -> np.ndarray:
-    seconds = model.seconds(np.arange(width), scenario.batch_size, scenario.context)
-    seconds = np.array(seconds, dtype=float)
-    seconds[0] = 0.0
-    return seconds
+    return model.seconds(np.arange(width), scenario.batch_size, scenario.context)

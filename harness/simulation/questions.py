@@ -18,7 +18,7 @@ from harness.simulation.profile import (
     devices,
     load_profile,
 )
-from harness.simulation.scenario import METHODS, Method, Scenario
+from harness.simulation.scenario import METHODS, Fallback, Method, Scenario
 from harness.simulation.simulate import fastest_each
 from impl.ssd.budgeting import PassTimes
 
@@ -267,7 +267,7 @@ def _one(
     rate: float,
     batch_size: int = 1,
     budget: int = 24,
-    fallback: str = "neural",
+    fallback: Fallback = "neural",
 ) -> Scenario:
     return Scenario(
         method,
@@ -275,7 +275,7 @@ def _one(
         Acceptance((rate,), EXPONENT),
         batch_size=batch_size,
         budget=budget,
-        fallback="adaptive" if fallback == "adaptive" else "neural",
+        fallback=fallback,
     )
 
 
