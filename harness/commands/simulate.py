@@ -103,7 +103,7 @@ def _against(runs: Sequence[Path], as_json: bool) -> None:
         )
         for r in replays
     ]  # fmt: skip
-    _print("stored runs, and the same rounds SIMULATED with the other half's timings", head, lines)
+    _print(f"stored runs, and the same rounds simulated ({_TITLE})", head, lines)
     click.echo(f"median error: {error:.1%} of {len(replays)} cells")
 
 

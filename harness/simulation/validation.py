@@ -2,18 +2,19 @@
 
 Each cell's requests are split in two halves. The timings of one half and the recorded rounds of the
 other go in; what comes out is compared with what the other half measured. So no speed is told by
-its own clock.
+its own clock. An emulated run needs no timings: it ran at a profile's, which goes in instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from harness.simulation.acceptance import trace_of
+from harness.simulation.emulation import CONTEXT, emulated_profile
 from harness.simulation.profile import MeasuredPasses, Profile
 from harness.simulation.scenario import METHODS, Method, Scenario
 from harness.simulation.simulate import simulate
@@ -56,7 +57,16 @@ def validate(run: Path) -> list[Replay]:
     """
     from harness.store import read_run
 
-    return [replay(str(run), cell, rounds) for cell, rounds in _cells(read_run(run).rounds)]
+    found = read_run(run)
+    emulated = found.manifest.get("fingerprint", {}).get("emulated")
+    if emulated is None:
+        return [replay(str(run), cell, rounds) for cell, rounds in _cells(found.rounds)]
+    profile = emulated_profile(emulated)
+    decoders = found.manifest["decoders"]
+    return [
+        against_profile(str(run), cell, rounds, profile, decoders[cell]["options"])
+        for cell, rounds in _cells(found.rounds)
+    ]
 
 
 def median_error(replays: Sequence[Replay]) -> float:
@@ -97,22 +107,41 @@ def replay(run: str, cell: str, rounds: pd.DataFrame) -> Replay:
     ):
         emitted = float(mine["emitted"].sum())
         tokens += emitted
-        simulated_s += emitted / _simulated(cell, mine, other)
+        simulated_s += emitted / _simulated(cell, mine, timings(other))
     duration = float((rounds["end_ns"] - rounds["start_ns"]).sum()) / _S
     return Replay(run, cell, len(rounds), tokens / duration, tokens / simulated_s)
 
 
-def _simulated(cell: str, recorded: pd.DataFrame, timed: pd.DataFrame) -> float:
-    """Tokens/s of the recorded rounds with the timings of the others."""
+def against_profile(
+    run: str, cell: str, rounds: pd.DataFrame, profile: Profile, options: Mapping[str, Any]
+) -> Replay:
+    """One cell of an emulated run from its rounds and the profile that it ran at: no clock of its.
+
+    Args:
+        run: its name.
+        cell: its id.
+        rounds: as of `replay`.
+        profile: what passes were made to last.
+        options: of the cell's decoder; its `budget` says how wide a pass of the build is.
+    """
+    budget = options.get("budget", 0)
+    rows = budget if isinstance(budget, int) else 1  # auto: as many as are worth their time
+    duration = float((rounds["end_ns"] - rounds["start_ns"]).sum()) / _S
+    measured = float(rounds["emitted"].sum()) / duration
+    return Replay(run, cell, len(rounds), measured, _simulated(cell, rounds, profile, rows))
+
+
+def _simulated(cell: str, recorded: pd.DataFrame, profile: Profile, budget: int = 0) -> float:
+    """Tokens/s of the recorded rounds on a profile."""
     method = method_of(cell)
     if method is None:
         raise ValueError(f"{cell}: no method that is simulated")
-    trace = trace_of(recorded.assign(accepted=recorded["emitted"] - 1))  # as cut at the end
-    trace = replace(trace, as_recorded=True)
+    told = recorded.assign(accepted=recorded["emitted"] - 1, rank=None)  # as cut; hits as they were
+    trace = replace(trace_of(told), as_recorded=True)
     longest = max(1, int(trace.drafted.max()))
     one = Scenario(
-        method, timings(timed), trace, longest, budget=longest + 1, fan_out="uniform",
-        output_tokens=_NO_END,
+        method, profile, trace, longest, budget=max(budget, longest + 1), fan_out="uniform",
+        context=CONTEXT, output_tokens=_NO_END,
     )  # fmt: skip
     return simulate([one], rounds=len(recorded))[0].tokens_per_s
 

@@ -4,7 +4,15 @@ import pandas as pd
 import pytest
 
 from harness.simulation.acceptance import trace_of
-from harness.simulation.validation import median_error, method_of, replay, timings
+from harness.simulation.profile import MeasuredPasses, Profile
+from harness.simulation.validation import (
+    against_profile,
+    median_error,
+    method_of,
+    replay,
+    timings,
+)
+from impl.ssd.budgeting import PassTimes
 
 _MS = 1_000_000
 
@@ -70,6 +78,24 @@ def test_a_cell_is_replayed_exactly_where_both_halves_are_alike():
     found = replay("run", "ssd/mini/t0/b1", rounds(CELL))
     assert found.measured == pytest.approx(9 / (0.141 + 0.101 + 0.141))
     assert found.simulated == pytest.approx(found.measured)
+
+
+def test_a_hit_beyond_the_first_guess_is_replayed_as_a_hit():
+    ranked = rounds(CELL).assign(rank=[None, None, 3, 3, 9, 9])
+    found = replay("run", "ssd/mini/t0/b1", ranked)
+    assert found.simulated == pytest.approx(found.measured)
+
+
+def test_an_emulated_cell_is_told_by_its_profile_alone():
+    passes = [MeasuredPasses(PassTimes((1, 2), (s, s + e))) for s, e in ((0.1, 0.0), (0.01, 0.01))]
+    profile = Profile("p", "measured", 1, 1, passes[0], passes[0], passes[1], passes[1], 0.002)
+    found = against_profile("run", "ssd/mini/t0/b1", rounds(CELL), profile, {"budget": 8})
+    # First and miss: 0.1 + 4 * 0.01. Hit: its build, 0.01 and four passes of 8 rows (0.08 each),
+    # outlasts the verification. A transfer each.
+    assert found.simulated == pytest.approx(9 / (0.14 + 0.33 + 0.14 + 3 * 0.002))
+    assert found.measured == pytest.approx(9 / 0.383)
+    auto = against_profile("run", "ssd/mini/t0/b1", rounds(CELL), profile, {"budget": "auto"})
+    assert auto.simulated == pytest.approx(9 / (0.14 + 0.21 + 0.14 + 3 * 0.002))  # 5 rows
 
 
 def test_a_half_that_is_slower_is_told_by_the_others_clock():
