@@ -260,7 +260,10 @@ def test_a_run_that_another_process_writes_is_refused(half: Path) -> None:
     assert harness("run", "--resume", half).exit_code == 0
 
 
-def test_killed_at_twenty_random_moments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.slow)])
+def test_killed_at_random_moments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kills: int
+) -> None:
     """Killed from the first moment of a run to its last; seeded, so that a failure comes again."""
     moments, out = random.Random(20261129), tmp_path / "run"
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # 3.11 preloads by this path only
@@ -270,7 +273,7 @@ def test_killed_at_twenty_random_moments(tmp_path: Path, monkeypatch: pytest.Mon
     finish(fork_server.Process(target=run_slowly, args=(tmp_path / "whole",)))
     whole_s = time.monotonic() - begin
     done: set[str] = set()
-    for _ in range(20):
+    for _ in range(kills):
         process = fork_server.Process(target=run_slowly, args=(out,))
         process.start()
         process.join(moments.uniform(0, whole_s))

@@ -90,6 +90,7 @@ def test_an_interrupt_ends_every_process_at_once(
     assert len(finished_items(out)) >= 2
 
 
+@pytest.mark.slow
 def test_killed_three_times_and_resumed(tmp_path: Path, environment: dict[str, str]) -> None:
     """The outputs are those of a run that nobody disturbed, every item once."""
     grid = ("--methods", "ar,sd", "--temperatures", "0,1", "--prompts", "8", "--no-verify")
