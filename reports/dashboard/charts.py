@@ -52,6 +52,7 @@ def draw_series(
         axes.axvline(index - 0.5, color=drawn("muted"), linewidth=1.0, linestyle=(0, (4, 3)))
     _label_runs(axes, shown)
     axes.margins(y=0.12)
+    _widen(axes)
     axes.grid(visible=True, axis="y")
     axes.set_ylabel(series[0].metric.label)
     return inline_svg(figure, key, f"{series[0].metric.label} over runs", _words(series, changes))
@@ -69,6 +70,14 @@ def _draw_line(axes: Axes, x: Sequence[int], points: Sequence[Point], style: Met
     low = [p.value if p.estimate.low is None else p.estimate.low for p in points]
     high = [p.value if p.estimate.high is None else p.estimate.high for p in points]
     axes.fill_between(x, low, high, color=style.colour, alpha=0.18, linewidth=0)
+
+
+def _widen(axes: Axes) -> None:
+    """At least a fifth of the level from bottom to top, so that noise does not look like much."""
+    low, high = axes.get_ylim()
+    missing = 0.2 * (low + high) / 2 - (high - low)
+    if missing > 0:
+        axes.set_ylim(low - missing / 2, high + missing / 2)
 
 
 def _label_runs(axes: Axes, runs: Sequence[Record]) -> None:
