@@ -22,11 +22,17 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt -e '.[dev]'
 	@touch $@
 
-reproduce: $(INSTALLED)  ## fetch the default pair, run AR, SD and SSD, write the report
+PROFILE ?= main
+CONFIG = $(if $(filter paper,$(PROFILE)),paper-cpu,reproduce)
+
+reproduce: $(INSTALLED)  ## fetch the default pair, run AR, SD and SSD, write the report; PROFILE=paper: the paper's figures
+	@test "$(PROFILE)" = main || test "$(PROFILE)" = paper || { \
+		echo "error: PROFILE=$(PROFILE): must be main or paper" >&2; exit 2; }
 	$(BIN)/harness pairs pull qwen2.5-coder
-	@run="$(CURDIR)/runs/reproduce-$$(date -u +%Y%m%dT%H%M%SZ)" && \
-	$(BIN)/harness run --config configs/reproduce.yaml --out "$$run"; status=$$?; \
-	test ! -e "$$run/manifest.json" || $(BIN)/harness report "$$run"; exit $$status
+	@run="$(CURDIR)/runs/$(CONFIG)-$$(date -u +%Y%m%dT%H%M%SZ)" && \
+	$(BIN)/harness run --config configs/$(CONFIG).yaml --out "$$run"; status=$$?; \
+	test ! -e "$$run/manifest.json" || $(BIN)/harness report "$$run" || exit 1; \
+	test "$(PROFILE)" = main || $(BIN)/harness paper "$$run" || exit 1; exit $$status
 
 publish: $(INSTALLED)  ## build the dashboard in site/ from every run below runs/
 	$(BIN)/harness dashboard runs --out site

@@ -16,6 +16,7 @@ from harness.commands.datasets import datasets
 from harness.commands.env import env
 from harness.commands.methods import methods
 from harness.commands.pairs import pairs
+from harness.commands.paper import paper
 from harness.commands.profile import profile
 from harness.commands.report import report
 from harness.commands.run import run
@@ -68,6 +69,7 @@ for command in (
     compare,
     report,
     dashboard,
+    paper,
     simulate,
     profile,
     methods,

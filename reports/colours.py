@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from itertools import cycle
+from pathlib import Path
 from typing import NamedTuple
 
 _VARIABLES = (
@@ -42,6 +43,13 @@ def drawn(variable: str) -> str:
 def to_css(svg: str) -> str:
     """Replaces every marker colour by its CSS variable."""
     return _MARKER.sub(lambda match: f"var(--{_VARIABLES[int(match[1], 16)]})", svg)
+
+
+def light_colours() -> Mapping[str, str]:
+    """Marker colour -> the colour of its variable on light paper, from the pages' style sheet."""
+    sheet = Path(__file__).with_name("templates").joinpath("page.css").read_text(encoding="utf-8")
+    light = dict(re.findall(r"--([a-z0-9-]+): (#[0-9a-f]{3,6})", sheet.partition("@media")[0]))
+    return {drawn(variable): light[variable] for variable in _VARIABLES}
 
 
 def method_styles(methods: Iterable[str]) -> Mapping[str, MethodStyle]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from reports.colours import drawn, to_css
+from reports.colours import drawn, light_colours, to_css
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -100,6 +100,31 @@ def standalone_svg(figure: Figure, key: str, title: str, description: str) -> st
     source = str(inline_svg(figure, key, title, description))
     source = source.replace("<svg ", f"<svg {_NAMESPACES} ", 1)
     return source.replace("</desc>", f"</desc>{look}", 1) + "\n"
+
+
+def save_png(figure: Figure, path: Path) -> None:
+    """Renders a figure as a PNG file on white paper, in the page's light colours, at 200 dpi.
+
+    Args:
+        figure: drawn under `style()`; its colours are replaced.
+        path: the file; its folder exists.
+    """
+    from matplotlib.colors import to_hex, to_rgba
+
+    light = light_colours()
+    for artist in figure.findobj():
+        for name in ("color", "facecolor", "edgecolor", "markerfacecolor", "markeredgecolor"):
+            get, put = getattr(artist, f"get_{name}", None), getattr(artist, f"set_{name}", None)
+            if get is None or put is None:
+                continue
+            colour = get()
+            if isinstance(colour, str | tuple) and (new := light.get(to_hex(colour))):
+                put(to_rgba(new, to_rgba(colour)[3]))
+    with warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", message=r"Glyph .* missing from font", category=UserWarning
+        )
+        figure.savefig(path, format="png", dpi=200, facecolor="white")
 
 
 def _adapted(tag: str, key: str) -> str:

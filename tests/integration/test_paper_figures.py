@@ -1,0 +1,164 @@
+"""The paper's figures from run directories that the real store wrote."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pandas as pd
+import pytest
+from made_up_runs import HOSTILE, METHODS, Page, cell, write_run
+
+from harness.errors import UsageError
+from harness.store import read_run
+from reports.paper.evidence import gather, varied
+from reports.paper.files import Written, write_paper
+from reports.paper.miss_rate import LARGEST, fit_exponent, miss_rates
+
+SSD = METHODS["ssd"]
+VARIANTS: dict[str, dict[str, Any]] = {
+    "ssd": {"fan_out": "uniform", "saguaro_c": 1.0, "fallback": "fast"},
+    "ssd:geometric": {"fan_out": "geometric", "saguaro_c": 1.0, "fallback": "fast"},
+    "ssd:c0": {"fan_out": "uniform", "saguaro_c": 0.0, "fallback": "fast"},
+    "ssd:neural": {"fan_out": "uniform", "saguaro_c": 1.0, "fallback": "neural"},
+}
+
+
+def whole_run(directory: Path, **manifest: Any) -> Path:
+    """Every variant at two temperatures and two batch sizes."""
+    methods = {name: replace(SSD, wait_ms=8 + 5 * at) for at, name in enumerate(VARIANTS)}
+    cells = [
+        cell(method, temperature=temperature, batch_size=batch)
+        for method in ("ar", "sd", *VARIANTS)
+        for temperature in (0.0, 1.0)
+        for batch in (1, 4)
+    ]
+    decoders = {each.id: {"devices": 2, "options": VARIANTS.get(each.method, {})} for each in cells}
+    return write_run(directory, cells, methods=methods, decoders=decoders, **manifest)
+
+
+def rounds_of(ranks: list[int | None], cache: list[str | None]) -> pd.DataFrame:
+    table = {"cache": cache, "rank": [float("nan") if r is None else float(r) for r in ranks]}
+    count = len(ranks)
+    return pd.DataFrame(
+        {**table, "sequence": ["a"] * count, "round": range(count), "temperature": [0.0] * count}
+    )
+
+
+def test_miss_rate_is_the_share_of_ranks_beyond() -> None:
+    # Rounds 1.. tell the outcome before them; 20 after a backup's draft, then 20 after a hit.
+    ranks = [None, *[1, 1, 2, 5] * 5, *[1, 1, 1, 9] * 5]
+    cache = [None, *["miss"] * 19, *["hit"] * 21]
+    found = miss_rates(rounds_of(ranks, cache)).set_index(["after", "fan_out"])["miss_rate"]
+    assert found["miss", 1] == pytest.approx(10 / 20)
+    assert found["miss", 2] == pytest.approx(5 / 20)
+    assert found["miss", 5] == 0
+    assert found["hit", 1] == pytest.approx(5 / 20)
+    assert found["hit", 8] == pytest.approx(5 / 20)
+    assert found["hit", 9] == 0
+
+
+def test_unknown_ranks_and_few_outcomes_make_no_curve() -> None:
+    few = rounds_of([None, *[1] * 19, *[None] * 30], [None, *["hit"] * 49])
+    assert miss_rates(few).empty
+
+
+@pytest.mark.parametrize("exponent", [0.7, 1.2, 2.5])
+def test_the_exponent_that_drew_the_ranks_is_found(exponent: float) -> None:
+    uniform = np.random.default_rng(5).random(20_000)
+    ranks = np.floor(uniform ** (-1 / exponent))  # P(rank > F) = P(u^(-1/r) >= 1 + F) = (1+F)^-r
+    assert (ranks > LARGEST).any()
+    assert fit_exponent(ranks) == pytest.approx(exponent, rel=0.03)
+
+
+def test_variants_are_grouped_by_the_one_option_that_differs(tmp_path: Path) -> None:
+    evidence = gather([read_run(whole_run(tmp_path / "run"))])
+    (fan_outs,) = varied(evidence.cells, "fan_out")
+    assert {value: len(cells) for value, cells in fan_outs.items()} == {
+        "uniform": 4,
+        "geometric": 4,
+    }
+    (fallbacks,) = varied(evidence.cells, "fallback")
+    assert {c.figures.method for c in fallbacks["neural"]} == {"ssd:neural"}
+    assert list(varied(evidence.cells, "lookahead")) == []
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    """Whole figures of a pair with a hostile name."""
+    folder = tmp_path_factory.mktemp("paper")
+    told = {"pair": {"name": HOSTILE}, "command": ["harness", HOSTILE]}
+    return write_paper([whole_run(folder / "run", **told)], folder / "out")
+
+
+def test_every_figure_has_its_three_files(written: Written) -> None:
+    out = written.index.parent
+    keys = [figure.key for figure in written.figures]
+    assert keys[:4] == ["fan-out", "saguaro-c", "fallback", "speed"]
+    assert [each.key for each in written.left_out] == ["miss-rate"]  # made-up rounds have no ranks
+    for key in keys:
+        ElementTree.parse(out / f"{key}.svg")
+        assert (out / f"{key}.png").read_bytes()[:4] == b"\x89PNG"
+        assert len(pd.read_csv(out / f"{key}.csv")) > 1
+    page = Page(written.index)
+    assert page.elements.count("svg") == len(keys)
+    assert len(page.values("id")) == len(set(page.values("id")))
+    assert "miss-rate: needs rounds of ssd with the draft's rank" in page.text
+    assert "script" not in page.elements
+
+
+def test_published_speeds_stand_apart(written: Written) -> None:
+    table = pd.read_csv(written.index.parent / "speed.csv")
+    published = table[table["source"] == "published, on other hardware"]
+    ratio = published.set_index(["dataset", "method"])["over_ar"]
+    assert ratio["llama-3.1-70b", "ssd"] == pytest.approx(255.8 / 54.7)
+    assert ratio["qwen3-32b", "sd"] == pytest.approx(136.8 / 88.8)
+    assert set(table[table["source"] == "measured"]["dataset"]) == {"humaneval"}
+
+
+def test_a_run_of_one_cell_draws_nothing_and_says_so(tmp_path: Path) -> None:
+    written = write_paper([write_run(tmp_path / "run", [cell("ar")])], tmp_path / "out")
+    assert written.figures == ()
+    assert len(written.left_out) == 6
+    assert "Left out" in Page(written.index).text
+
+
+def test_png_has_the_pages_colours(written: Written) -> None:
+    from matplotlib.image import imread
+
+    image = imread(written.index.parent / "fan-out.png")
+    pixels = np.round(image[::4, ::4, :3] * 255).astype(int)
+    seen = {tuple(colour) for colour in np.unique(pixels.reshape(-1, 3), axis=0)}
+    assert (255, 255, 255) in seen
+    assert not {colour for colour in seen if colour[:2] == (10, 0)}  # of `reports.colours.drawn`
+
+
+def test_unlike_machines_are_refused(tmp_path: Path) -> None:
+    runs = [
+        write_run(tmp_path / "a", [cell("ar")]),
+        write_run(tmp_path / "b", [cell("ar")], fingerprint={"cpu": {"model": "Other CPU"}}),
+    ]
+    with pytest.raises(UsageError, match="runs 1 and 2 differ"):
+        write_paper(runs, tmp_path / "out")
+
+
+def test_hostile_names_are_inert(written: Written) -> None:
+    page = Page(written.index)
+    assert not {"script", "img"} & set(page.elements)
+    assert HOSTILE in page.text
+
+
+def test_torch_is_not_imported(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [cell("ar"), cell("sd")], prompts=2)
+    program = (
+        "import sys; from pathlib import Path; from reports.paper.files import write_paper;"
+        "write_paper([Path(sys.argv[1])], Path(sys.argv[2])); sys.exit('torch' in sys.modules)"
+    )
+    arguments = [str(run), str(tmp_path / "out")]
+    done = subprocess.run([sys.executable, "-c", program, *arguments], check=False)
+    assert done.returncode == 0
