@@ -45,7 +45,7 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
 
 def test_every_command_has_help() -> None:
     names = ["run", "show", "report", "methods", "pairs", "datasets", "env", "verify", "compare"]
-    names += ["dashboard", "profile", "simulate", "tune"]
+    names += ["dashboard", "paper", "profile", "simulate", "tune"]
     assert sorted(cli.commands) == sorted(names)
     assert all(command.help for command in cli.commands.values())
 
