@@ -191,7 +191,7 @@ def _rapl_zones(powercap: Path) -> dict[str, Path]:
     zones = {}
     for package in sorted(powercap.glob("intel-rapl:*")):  # of AMD too
         name = _text(package / "name") or ""
-        if package.name.count(":") == 1 and name.startswith(_PACKAGE):
+        if name.startswith(_PACKAGE):
             zones[name] = package
             below = [z for z in package.glob(f"{package.name}:*") if _text(z / "name") == _MEMORY]
             zones |= {f"{name} {_MEMORY}": zone for zone in below}

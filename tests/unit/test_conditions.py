@@ -1,7 +1,9 @@
 """The counters around an item, read from a machine that is a folder; 100 ticks are a second."""
 
 import os
+import subprocess
 import sys
+import time
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -208,3 +210,25 @@ def test_a_line_is_read_back(machine: FakeMachine) -> None:
     assert Conditions.from_json(dumps(asdict(told) | {"of_a_later_version": 1})) == told
     with pytest.raises(ValueError, match="valid"):
         Conditions.from_json(dumps(asdict(told))[:-10])
+
+
+def test_work_of_a_process_that_is_not_ours_is_not_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run is a sleeping child here, and this process the other program."""
+    monkeypatch.undo()
+    if sys.platform != "linux":
+        pytest.skip("reads /proc")
+    sleep = [sys.executable, "-c", "import time; print(flush=True); time.sleep(60)"]
+    with subprocess.Popen(sleep, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()  # it has started up
+        watch = ConditionsWatch(CounterReader(os.sched_getaffinity(0), pid=child.pid))
+        watch.begin()
+        begin = time.process_time()
+        while time.process_time() - begin < 0.3:
+            pass
+        found = watch.end("i")
+        child.kill()
+    assert found is not None
+    assert found.run_cores is not None
+    assert found.own_s in (0.0, None)
+    assert found.run_cores.busy_s >= 0.2
