@@ -81,10 +81,12 @@ def tune(
         The choices, in the order in which they were made.
 
     Raises:
-        UsageError: as `harness.runner.run`; or no method has anything to tune, or too few rounds.
+        UsageError: as `harness.runner.run`; emulated devices; or no method has anything to tune, or too few rounds.
         HarnessError: as `harness.runner.run`; or every candidate of a method failed.
         KeyboardInterrupt: interrupted; the runs made so far stay.
     """
+    if config.devices:
+        raise UsageError("devices: choices are for a real machine; drop --devices")
     found = resolve_methods(config)
     tunable = {name: method for name, method in found.items() if method.grid and ":" not in name}
     if not tunable:

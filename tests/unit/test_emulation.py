@@ -13,6 +13,7 @@ from harness.preparation import check_methods, identity
 from harness.simulation.emulation import CONTEXT, device_count, latencies
 from harness.simulation.profile import load_profile
 from harness.summary import _machine_warnings, placement_convention
+from harness.tuning.search import tune
 from impl.engine import emulated_model
 from impl.engine.emulated_model import EmulatedModel, Latency
 from impl.engine.models import ModelSpec
@@ -98,6 +99,12 @@ def test_tuned_parameters_of_the_real_machine_are_not_taken():
     assert load(None, {"devices": LLAMA}).tuned is False
     assert load(None, {"devices": LLAMA, "tuned": True}).tuned is True
     assert load(None, {}).tuned is True
+
+
+def test_nothing_is_tuned_on_emulated_devices(tmp_path):
+    with pytest.raises(UsageError, match="drop --devices"):
+        tune(load(None, {"devices": LLAMA, "pair": "tiny"}), 100, tmp_path / "out", lambda: None)
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("devices", ["h100", "emulated:", "emulated:h100x5"])
