@@ -64,6 +64,7 @@ def _cell(data: CellData, by_cell: Mapping[Cell, CellData], run: RunData) -> dic
         "degraded": degraded,
         "untuned": _untuned(decoder),
         "placement": placement_convention(manifest),
+        "emulated": emulated_devices(manifest),
         **asdict(cell_metrics(data, devices)),
         "prediction": asdict(prediction) if prediction else None,
         "contention": asdict(slowdown) if slowdown else None,
@@ -74,12 +75,15 @@ def _cell(data: CellData, by_cell: Mapping[Cell, CellData], run: RunData) -> dic
 
 
 def placement_convention(manifest: Mapping[str, Any]) -> str:
-    """Which cores synchronous methods had: `equal-target` or `pooled`; whether it was emulated."""
-    fingerprint = manifest.get("fingerprint", {})
-    placement = fingerprint.get("placement", {})
-    convention = str(placement.get("convention", "equal-target"))  # before there was another
-    emulated = fingerprint.get("emulated")
-    return f"EMULATED ({emulated.partition(':')[2]}), {convention}" if emulated else convention
+    """Which cores synchronous methods had: `equal-target` or `pooled`."""
+    placement = manifest.get("fingerprint", {}).get("placement", {})
+    return str(placement.get("convention", "equal-target"))  # runs from before there was another
+
+
+def emulated_devices(manifest: Mapping[str, Any]) -> str | None:
+    """The profile whose time passes were made to take; None for a measured run."""
+    emulated = manifest.get("fingerprint", {}).get("emulated")
+    return None if emulated is None else str(emulated).partition(":")[2]
 
 
 def _baselines(cell: Cell) -> Iterable[Cell]:
@@ -142,7 +146,7 @@ def _degraded_warnings(manifest: Mapping[str, Any]) -> Iterable[str]:
 
 def _machine_warnings(manifest: Mapping[str, Any]) -> Iterable[str]:
     fingerprint = manifest.get("fingerprint", {})
-    if emulated := fingerprint.get("emulated"):
+    if emulated := emulated_devices(manifest):
         yield f"EMULATED, no measurement of that hardware: passes were made to last as {emulated}"
     if fingerprint.get("placement", {}).get("shared"):
         yield "target and draft share cores: asynchronous methods are slower than they could be"

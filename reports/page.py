@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from harness.summary import placement_convention
+from harness.summary import emulated_devices, placement_convention
 from reports import prediction, provenance, tables, tuning, verdict
 from reports.checks import CheckView, check_views
 from reports.colours import method_styles
@@ -84,11 +84,11 @@ def _view(key: str, run: RunData) -> RunView:
     pair = provenance.pair_name(manifest)
     styles = method_styles(cell.method for cell in result.cells)
     sound = tuple(cell for cell in result.measured if not cell.degraded)
-    placement = placement_convention(manifest)
+    placement, emulated = placement_convention(manifest), emulated_devices(manifest)
     evidence = Evidence(key, sound, run.requests, run.rounds, styles, placement)
     return RunView(
         key=key,
-        title=pair,
+        title=f"{pair}, EMULATED {emulated}" if emulated else pair,
         date=provenance.date(manifest),
         facts=provenance.headline(manifest),
         verdict=tuple(verdict.sentences(pair, result)),

@@ -73,6 +73,8 @@ def print_run(run: Path, *, latency: bool = False) -> None:
     for (dataset, temperature, batch), group in groupby(summary["cells"], key=_group):
         cells = list(group)
         placement = f"{cells[0]['placement']} placement"
+        if emulated := cells[0]["emulated"]:
+            placement += f", EMULATED {emulated}"
         title = f"{dataset}, temperature {temperature:g}, batch size {batch}, {placement}"
         console.print(_table(title, _COLUMNS, map(_row, cells)))
         if latency:

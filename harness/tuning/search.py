@@ -81,7 +81,8 @@ def tune(
         The choices, in the order in which they were made.
 
     Raises:
-        UsageError: as `harness.runner.run`; emulated devices; or no method has anything to tune, or too few rounds.
+        UsageError: as `harness.runner.run`; emulated devices; no method has anything to tune, or
+            too few rounds.
         HarnessError: as `harness.runner.run`; or every candidate of a method failed.
         KeyboardInterrupt: interrupted; the runs made so far stay.
     """

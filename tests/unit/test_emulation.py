@@ -12,7 +12,7 @@ from harness.fingerprint import differences
 from harness.preparation import check_methods, identity
 from harness.simulation.emulation import CONTEXT, device_count, latencies
 from harness.simulation.profile import load_profile
-from harness.summary import _machine_warnings, placement_convention
+from harness.summary import _machine_warnings, emulated_devices
 from harness.tuning.search import tune
 from impl.engine import emulated_model
 from impl.engine.emulated_model import EmulatedModel, Latency
@@ -119,7 +119,6 @@ def test_an_emulated_run_says_so_and_is_no_equal_of_a_measured_one():
     )
     assert "emulated" not in real
     assert any("emulated" in line for line in differences(real, emulated))
-    assert placement_convention({"fingerprint": real}) == "equal-target"
-    told = placement_convention({"fingerprint": emulated})
-    assert told == "EMULATED (h100x4+1-llama-3.1-70b), equal-target"
+    assert emulated_devices({"fingerprint": real}) is None
+    assert emulated_devices({"fingerprint": emulated}) == "h100x4+1-llama-3.1-70b"
     assert any("EMULATED" in line for line in _machine_warnings({"fingerprint": emulated}))
