@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from made_up_runs import HOSTILE, METHODS, Method, Page, cell, write_run
 
+from harness.commands.show import print_run
 from harness.plan import Cell
 from reports.page import build
 
@@ -204,6 +206,20 @@ def test_unlike_machines_are_warned_about(tmp_path: Path) -> None:
     report = Page(build([here, there], tmp_path / "report.html"))
     assert "runs 1 and 2 are from unlike machines" in report.text
     assert "2 benchmark runs" in report.text
+
+
+def test_an_emulated_run_says_so_at_its_head(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(tmp_path / "run", full_run())
+    manifest = json.loads((run / "manifest.json").read_text())
+    manifest["fingerprint"]["emulated"] = "emulated:h100x4+1-llama"
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    report = Page(build([run], tmp_path / "report.html"))
+    assert "EMULATED h100x4+1-llama" in report.text
+    assert "no measurement of that hardware" in report.text
+    print_run(run)
+    assert "EMULATED h100x4+1-llama" in capsys.readouterr().out
 
 
 def test_torch_is_not_imported(tmp_path: Path) -> None:
