@@ -63,7 +63,8 @@ def draw_panels(panels: Sequence[Panel]) -> Figure:
     """Panels side by side, one legend below them; a label has one colour in all."""
     labels = list(dict.fromkeys(line.label for panel in panels for line in panel.lines))
     styles = method_styles(labels)
-    rows = -(-len(labels) // 3)
+    columns = max(1, int(len(panels) * PANEL_WIDTH // (40 + 7 * max(map(len, labels)))))
+    rows = -(-len(labels) // columns)
     height = _HEIGHT + rows * _LEGEND_ROW
     width = PANEL_WIDTH * len(panels)
     figure = new_figure(height=height, width=width)
@@ -77,7 +78,7 @@ def draw_panels(panels: Sequence[Panel]) -> Figure:
             _draw_line(axes, line, style.colour, style.shape)
         _finish(axes, panel)
     handles, names = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="lower center", ncols=3, frameon=False)
+    figure.legend(handles, names, loc="lower center", ncols=columns, frameon=False)
     return figure
 
 
@@ -103,6 +104,9 @@ def _finish(axes: Axes, panel: Panel) -> None:
         axes.set_xticks(powers, [str(power) for power in powers])
         lowest = min(mark.y for line in panel.lines for mark in line.marks if mark.y > 0)
         axes.set_ylim(0.7 * lowest, 1.1)
+        shown = [tick for tick in (1.0, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01, 0.001) if tick > lowest]
+        axes.set_yticks(shown, [f"{tick:g}" for tick in shown])
+        axes.minorticks_off()
     elif len(places) <= 8:
         axes.set_xticks(places, [f"{place:g}" for place in places])
         axes.margins(x=0.08, y=0.12)

@@ -16,9 +16,11 @@ from made_up_runs import HOSTILE, METHODS, Page, cell, write_run
 
 from harness.errors import UsageError
 from harness.store import read_run
+from reports.paper.charts import Line, Mark, Panel, draw_panels
 from reports.paper.evidence import gather, varied
 from reports.paper.files import Written, write_paper
 from reports.paper.miss_rate import LARGEST, fit_exponent, miss_rates
+from reports.svg import inline_svg, style
 
 SSD = METHODS["ssd"]
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -61,6 +63,16 @@ def test_miss_rate_is_the_share_of_ranks_beyond() -> None:
     assert found["hit", 1] == pytest.approx(5 / 20)
     assert found["hit", 8] == pytest.approx(5 / 20)
     assert found["hit", 9] == 0
+
+
+def test_log_axes_have_plain_numbers() -> None:
+    marks = tuple(Mark(2.0**n, 0.5**n) for n in range(5))
+    with style():
+        svg = inline_svg(
+            draw_panels([Panel("F", "miss", (Line("a", marks),), log=True)]), "k", "", ""
+        )
+    assert "mathdefault" not in svg
+    assert all(f">{tick}<" in svg for tick in ("1", "0.5", "0.1", "16"))
 
 
 def test_unknown_ranks_and_few_outcomes_make_no_curve() -> None:
