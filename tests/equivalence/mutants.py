@@ -366,7 +366,7 @@ MUTANTS = (
     ),
     mutant("q of the neighbouring position", judging(verify_with(with_neighbours_q)), size=SMALL),
     mutant("temperature not in q", *q_without(temperature=1.0), setting=COOL, size=HALF),
-    mutant("top-p not in q", *q_without(top_p=1.0), setting=replace(SD, top_p=0.8), size=FULL),
+    mutant("top-p not in q", *q_without(top_p=1.0), setting=replace(SD, top_p=0.6), size=FULL),
     mutant(
         "trimmed draft treated as full",
         judging(verify_with(as_if_full)),
