@@ -12,6 +12,7 @@ branch that is hit before it is complete is completed alone. What to do is `Poli
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence as List
 
@@ -241,12 +242,12 @@ class Speculator:
 
     def _speculate(self, states: List[SequenceSpeculation]) -> None:
         start_ns = time.perf_counter_ns()
-        feeding = self._likeliest(states)
-        for state in states:
-            state.building = state in feeding
-        if feeding:
+        if feeding := self._likeliest(states):
             self._pass(feeding)
             self.speculating.append(Span(SpanKind.SPECULATE, start_ns, time.perf_counter_ns()))
+            return
+        for state in states:
+            state.building = False
 
     def _likeliest(self, states: List[SequenceSpeculation]) -> Feeding:
         """What a pass beside the verification feeds: what was handed over, then branches."""
@@ -257,12 +258,17 @@ class Speculator:
             for path in state.cache.values()
             if self._wants_more(path, CacheOutcome.HIT)
         }
-        elapsed = (time.perf_counter_ns() - self.answered_ns) / 1e9
-        remaining = self.policy.expected_verification(self.verifying) - elapsed
         given = sum(len(state.trunk.tokens) - len(state.trunk.nodes) for state in feeding)
-        for path in self.policy.likeliest(list(owner), given, remaining):
+        for path in self.policy.likeliest(list(owner), given, self._remaining_s()):
             feeding.setdefault(owner[path], []).append(path)
         return feeding
+
+    def _remaining_s(self) -> float:
+        """Until the verification is expected to end; endless where its beginning is not known."""
+        if not self.answered_ns:
+            return math.inf
+        elapsed = (time.perf_counter_ns() - self.answered_ns) / 1e9
+        return self.policy.expected_verification(self.verifying) - elapsed
 
     # One forward pass over what has not been fed yet.
 

@@ -3,6 +3,8 @@
 The target counts 1, 2, 3, ... from the prompt (0,). See `LocalDraft` for who moves when.
 """
 
+import math
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -22,6 +24,9 @@ from fixed_logits import (
 from harness.decoder import CacheOutcome, FinishReason, Request, SamplingParams
 from harness.errors import NonFiniteLogitsError
 from impl.engine.models import Models
+from impl.ssd import decoder as decoder_module
+from impl.ssd.budgeting import Costs, PassTimes
+from impl.ssd.policy import Policy
 
 EOS, NEVER = frozenset({15}), frozenset()
 HIT, MISS = CacheOutcome.HIT, CacheOutcome.MISS
@@ -151,6 +156,41 @@ def test_an_unfinished_cache_is_completed_in_deterministic_mode():
     pair = Pair.of(COUNT, COUNT, 10, deterministic=True)
     rounds = run(pair, [request()], passes=0, lookahead=3, budget=4, fan_out="uniform")["a"]
     assert [r.cache for r in rounds] == [None, HIT]
+
+
+DEAR_ROWS = PassTimes((1, 11), (0.01, 0.6))  # so that a pass has one row
+
+
+@contextmanager
+def timed_ssd(pair, monkeypatch):
+    """SSD that goes by these pass times and a speed that stays as it was believed at first."""
+    verify = PassTimes((1, 11), (0.5, 0.6))
+    costs = Costs(verify, verify, PassTimes((1,), (0.01,)), DEAR_ROWS)
+    monkeypatch.setattr(decoder_module, "measure_costs", lambda *_: costs)
+    monkeypatch.setattr(Policy, "observe_round", lambda *_: None)
+    automatic = {"lookahead": "auto", "budget": "auto", "build": "likeliest"}
+    with pair.ssd(**automatic, fan_out="confidence") as decoder:
+        yield decoder
+
+
+def test_sequences_whose_rows_wait_for_others_are_built_in_the_end(monkeypatch):
+    with timed_ssd(Pair.of(COUNT, COUNT, 10, batch_size=3), monkeypatch) as decoder:
+        decoder.start([request((start,), 20, f"r{start}") for start in range(3)])
+        decoder.step()
+        assert [r.cache for r in decoder.step()] == [HIT] * 3
+
+
+def test_a_verification_whose_beginning_is_not_known_never_ends_a_build(monkeypatch):
+    # a sequence that came or went since the last answer: what elapsed is no verification
+    with timed_ssd(Pair.of(COUNT, COUNT, 10, batch_size=2), monkeypatch) as decoder:
+        decoder.start([request((0,), 20, "a"), request((0,), 20, "b")])
+        decoder.step()
+        worker = decoder.draft.process.worker
+        assert worker._remaining_s() < 1.0
+        decoder.release("a")
+        assert [r.cache for r in decoder.step()] == [HIT]
+        worker.answered_ns = 0
+        assert worker._remaining_s() == math.inf
 
 
 REQUESTS = [
