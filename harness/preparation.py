@@ -7,7 +7,6 @@ several turns need the target, which writes their earlier answers.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -147,7 +146,6 @@ def prepare(
 def identity(config: RunConfig) -> dict[str, Any]:
     """Which program on which machine, for the manifest; of this process before it is confined."""
     return {
-        "command": list(sys.argv),
         "fingerprint": fingerprint(config.placement) | _emulated(config),
         "git": git_state(Path(__file__).parents[1])._asdict(),
         "packages": package_versions(),

@@ -5,6 +5,7 @@ Knows no method by name and takes no time itself: `harness.measure` does.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -166,7 +167,8 @@ def _run(
             found = tasks.prepare(config, progress)
             prepared = found.prepared
             workers = tasks.record(prepared.config)
-            store = open_store({**found.identity, "workers": workers, **prepared.record})
+            told = {"command": list(sys.argv), "workers": workers}  # ours, not the worker's
+            store = open_store({**found.identity, **told, **prepared.record})
             with store.locked():
                 run_prompts.write_prompts(store.directory, prepared.prompts)
                 return _measure(prepared, store, progress, tasks)

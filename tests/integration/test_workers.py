@@ -57,6 +57,7 @@ def test_a_killed_worker_fails_its_group_and_the_run_goes_on(
     assert process.returncode == 1, stderr
     manifest = read_manifest(out)
     assert manifest["status"] == "failed"
+    assert manifest["command"][1:] == ["run", *TINY, *grid, *limits, "--out", str(out)]
     reason = "the worker was killed by SIGKILL (out of memory, or by hand)"
     greedy = [item for item in manifest["plan"] if "/t0/" in item]
     left = [item for item in greedy if item not in manifest["finished_items"]]
