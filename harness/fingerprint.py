@@ -157,7 +157,6 @@ def _torch() -> dict[str, Any]:
     nccl: Any = torch.cuda.nccl
     return {
         "version": torch.__version__,
-        "threads": torch.get_num_threads(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "blas": _built_with(r"BLAS_INFO=(\w+)", built),
         "mkl": _built_with(r"Math Kernel Library Version (\S+)", built),

@@ -294,7 +294,8 @@ def test_killed_at_random_moments(
 
 def assert_whole_after_resume(out: Path, done: set[str]) -> None:
     """Killed after its last item, a run is still ended in order by the next."""
-    assert harness("run", "--resume", out).exit_code == 0
+    result = harness("run", "--resume", out)
+    assert result.exit_code == 0, result.output
     assert finished_items(out) == done
     assert_whole(out)
 

@@ -5,7 +5,7 @@ import pytest
 
 from harness import fingerprint as module
 from harness.decoder import Placement
-from harness.fingerprint import fingerprint, machine_differences, package_versions
+from harness.fingerprint import fingerprint, identity, machine_differences, package_versions
 
 
 @pytest.fixture(scope="module")
@@ -111,3 +111,17 @@ def test_what_an_older_program_did_not_record_is_no_difference(here):
     older = {name: value for name, value in here.items() if name != "libraries"}
     older["torch"] = {"version": here["torch"]["version"]}
     assert machine_differences(older, here) == machine_differences(here, older) == []
+
+
+def test_a_thread_count_that_a_process_gave_itself_is_no_identity():
+    import torch
+
+    before = torch.get_num_threads()
+    found = []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            found.append(identity(fingerprint(Placement())))
+    finally:
+        torch.set_num_threads(before)
+    assert found[0] == found[1]
