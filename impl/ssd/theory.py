@@ -80,16 +80,6 @@ def hit_rate(acceptance: float, exponent: float, fan_out: Sequence[int]) -> floa
     )
 
 
-def long_run_hit_rate(after_hit: float, after_miss: float) -> float:
-    """Hit rate of the chain whose next hit has one chance after a hit and another after a miss.
-
-    A sequence begins as after a miss, so a chain that then never hits stays at 0.
-    """
-    if after_miss == 0:
-        return 0.0
-    return after_miss / (1 - after_hit + after_miss)
-
-
 def predict(inputs: SpeedInputs) -> Prediction:
     """Tokens and time of a round: [h E_hit + (1-h) E_miss] in [H max(1, T_p) + (1-H)(1 + T_b)].
 

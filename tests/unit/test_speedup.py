@@ -4,33 +4,16 @@ from fractions import Fraction
 from math import prod, sqrt
 
 import pytest
-from fake_decoding import EOS, decode, emit, one_token_rounds, stored
+from fake_decoding import EOS, A, B, C, batch_of_two, cells, decode, emit, one_token_rounds
 
-from harness.metrics import split_cells
 from harness.plan import Cell
 from harness.speedup import speedup, throughput
 from harness.statistics import Estimate
 
-A, B, C = (f"mini/{i}/r0" for i in range(3))
 AR = Cell("ar", "mini", 0.0, 1)
 SD = Cell("sd", "mini", 0.0, 1)
 SD_BATCH = Cell("sd", "mini", 0.0, 2)
 AR_BATCH = Cell("ar", "mini", 0.0, 2)
-
-
-def cells(tmp_path, *results):
-    run = stored(tmp_path / "run", *results)
-    return {data.cell: data for data in split_cells(run.requests, run.rounds)}
-
-
-def batch_of_two(cell):
-    """9 tokens in 7 rounds, in 4 steps of 10 ns (see test_measure)."""
-    script = {
-        A: one_token_rounds(A, 1, 9),
-        B: [emit(B, 1, 2), emit(B, 3, 4), emit(B, 9, finish=EOS)],
-        C: one_token_rounds(C, 1, 9),
-    }
-    return decode(cell, script)
 
 
 def test_speedup_is_the_ratio_of_total_times_on_the_same_prompts(tmp_path):

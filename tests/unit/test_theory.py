@@ -12,7 +12,6 @@ from impl.ssd.theory import (
     critical_batch_size,
     expected_tokens,
     hit_rate,
-    long_run_hit_rate,
     predict,
 )
 
@@ -28,14 +27,6 @@ def test_hit_rate_by_hand():
     assert hit_rate(0.5, 1.0, (3, 1, 0)) == pytest.approx(0.5 * 0.75 + 0.25 * 0.5)
     assert hit_rate(1.0, 2.0, (0, 0, 1)) == pytest.approx(0.75)
     assert hit_rate(0.5, 1.0, (0, 0, 0)) == 0
-
-
-def test_long_run_hit_rate_by_hand():
-    # h = .8 h + .4 (1 - h)  ->  h = .4 / .6
-    assert long_run_hit_rate(0.8, 0.4) == pytest.approx(2 / 3)
-    assert long_run_hit_rate(0.7, 0.7) == pytest.approx(0.7)
-    assert long_run_hit_rate(1.0, 0.0) == 0
-    assert long_run_hit_rate(1.0, 0.1) == pytest.approx(1)
 
 
 def test_speed_by_hand():
@@ -123,7 +114,8 @@ def test_prediction_equals_the_simulated_process(batch, acceptance, build_time):
         np.random.default_rng(1), batch, rounds, fan_out, exponent, acceptance, build_time, 0.7
     )
 
-    h = long_run_hit_rate(*(hit_rate(a, exponent, fan_out) for a in acceptance))
+    after_hit, after_miss = (hit_rate(a, exponent, fan_out) for a in acceptance)
+    h = after_miss / (1 - after_hit + after_miss)  # h = h after_hit + (1 - h) after_miss
     on_hit, on_miss = (expected_tokens(a, 4) for a in acceptance)
     prediction = predict(
         SpeedInputs(h, on_hit, build_time, Backup(on_miss, backup_time), batch_size=batch)
