@@ -163,7 +163,7 @@ class TransformersDecoder(Decoder):
     def _arguments(self, live: List[Sequence]) -> dict[str, Any]:
         import torch
 
-        ids, mask = _padded(live)
+        ids, mask = _padded(live, self.target.device)
         longest = max(s.draft_limit(self.setup.max_context) + 1 for s in live)
         arguments = {
             "input_ids": ids,
@@ -277,10 +277,11 @@ def _load_models(setup: DecoderSetup, options: TransformersOptions) -> tuple[Any
     if not isinstance(models, Models):
         raise ModelError("models: hf loads weights by itself and needs impl.engine.Models")
     if not options.assisted:
-        return _load(models.target_spec), None
+        return _load(models.target_spec, models.target_spec.device), None
     if setup.batch_size > 1:
         raise ModelError("hf: assisted generation decodes one sequence; use --batch-sizes 1")
-    target, draft = _load(models.target_spec), _load(models.draft_spec)
+    specs = (models.target_spec, models.draft_spec)
+    target, draft = (_load(spec, models.target_spec.device) for spec in specs)
     if target.config.vocab_size != draft.config.vocab_size:
         raise ModelError(
             f"hf: assisted generation needs one vocabulary, these have {target.config.vocab_size} "
@@ -294,12 +295,12 @@ def _load_models(setup: DecoderSetup, options: TransformersOptions) -> tuple[Any
     return target, draft
 
 
-def _load(spec: ModelSpec) -> Any:
+def _load(spec: ModelSpec, device: str) -> Any:
     import torch
     from transformers import AutoModelForCausalLM, GenerationConfig
 
     dtype = getattr(torch, spec.dtype)
-    model = AutoModelForCausalLM.from_pretrained(spec.folder, dtype=dtype).eval()
+    model = AutoModelForCausalLM.from_pretrained(spec.folder, dtype=dtype).eval().to(device)
     model.generation_config = GenerationConfig()  # not the publisher's penalties and truncation
     return model
 
@@ -330,7 +331,7 @@ def _prefill(model: Any, ids: torch.Tensor, mask: torch.Tensor, cache_name: str)
     return getattr(output, cache_name)
 
 
-def _padded(live: List[Sequence]) -> tuple[torch.Tensor, torch.Tensor]:
+def _padded(live: List[Sequence], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens and mask [rows, longest], padded on the left as `generate` wants it."""
     import torch
 
@@ -340,7 +341,7 @@ def _padded(live: List[Sequence]) -> tuple[torch.Tensor, torch.Tensor]:
     for row, sequence in enumerate(live):
         ids[row, longest - len(sequence.tokens) :] = torch.tensor(sequence.tokens)
         mask[row, longest - len(sequence.tokens) :] = 1
-    return ids, mask
+    return ids.to(device), mask.to(device)
 
 
 def _generation_config(request: Request, max_length: int) -> Any:

@@ -15,6 +15,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from harness.decoder import Placement
+from harness.devices import check_devices, with_devices
 from harness.errors import UsageError
 from harness.messages import describe, first_line
 from harness.prompt_split import Split
@@ -64,8 +65,8 @@ class RunConfig(BaseModel):
         max_context: most tokens of prompt and output together; unless given, no more than the
             models have positions for.
         block_size: prompts that a cell decodes before another cell has its turn.
-        placement: cores of the target and of an asynchronous method's draft worker, and which of
-            them synchronous methods have.
+        placement: devices and cores of the target and of an asynchronous method's draft worker,
+            and which cores synchronous methods have.
         devices: `emulated:PROFILE` makes every pass take a hardware profile's time, so that a small
             pair runs at another machine's pace (docs/simulator.md); None is the machine's own. No
             tuned parameters are taken then unless `tuned` is given.
@@ -136,11 +137,17 @@ class RunConfig(BaseModel):
             raise ValueError(f"{twice[0]} is listed twice")
         return values
 
+    @field_validator("placement", mode="before")
+    @classmethod
+    def _named_devices(cls, placement: Any) -> Any:
+        return with_devices(placement) if isinstance(placement, Mapping) else placement
+
     @field_validator("placement")
     @classmethod
-    def _has_cores(cls, placement: Placement) -> Placement:
+    def _can_be_placed(cls, placement: Placement) -> Placement:
         if not placement.target_cores or not placement.draft_cores:
             raise ValueError("target_cores and draft_cores need at least one core each")
+        check_devices(placement)
         return placement
 
     @model_validator(mode="before")

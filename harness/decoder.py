@@ -146,20 +146,29 @@ class Placement:
     Attributes:
         target_cores: cores of the target; the process that calls `step` runs on these.
         draft_cores: cores of the draft worker of asynchronous methods. Synchronous methods draft
-            on the target's cores.
+            on the target's devices.
         convention: what synchronous methods have. "equal-target": the target's cores, so that the
             target is the same for all. "pooled": the draft's cores too, for target and draft
             alike, so that all methods have the same machine.
+        target_devices: "cuda:N" or "cpu", by their PyTorch names; several share each layer of the
+            target (tensor parallelism).
+        draft_device: of the draft worker, "cuda:N" or "cpu". Models on GPUs have their processes
+            on the cores above.
     """
 
     target_cores: tuple[int, ...] = (0,)
     draft_cores: tuple[int, ...] = (1,)
     convention: Convention = "equal-target"
+    target_devices: tuple[str, ...] = ("cpu",)
+    draft_device: str = "cpu"
 
     @property
     def shared(self) -> bool:
-        """True when the draft worker has no core of its own (flagged in reports)."""
-        return bool(set(self.target_cores) & set(self.draft_cores))
+        """True when the draft worker has no device of its own (flagged in reports)."""
+        if self.draft_device not in self.target_devices:
+            return False
+        cores = set(self.target_cores) & set(self.draft_cores)
+        return self.draft_device != "cpu" or bool(cores)
 
     def cores(self, asynchronous: bool) -> tuple[int, ...]:
         """The cores of the process that calls `step`, one thread each."""
@@ -170,7 +179,7 @@ class Placement:
     def devices(self, asynchronous: bool) -> int:
         """How many devices a method owns: what its per-device figures are divided by."""
         both = asynchronous or self.convention == "pooled"
-        return 2 if both and not self.shared else 1
+        return len(self.target_devices) + (both and not self.shared)
 
 
 class ModelProvider(Protocol):
@@ -215,7 +224,7 @@ class DecoderSetup:
     Attributes:
         models: source of the loaded target and draft.
         options: the method's own validated parameters, an instance of `Decoder.Options`.
-        placement: cores of target and draft.
+        placement: devices and cores of target and draft.
         batch_size: most sequences live at once; the KV caches are sized by it.
         max_context: most tokens (prompt + output) of one sequence.
         deterministic: switch off choices that follow the clock (never changes the distribution).

@@ -57,6 +57,8 @@ def fingerprint(placement: Placement) -> dict[str, Any]:
             "draft_cores": list(placement.draft_cores),
             "shared": placement.shared,
             "convention": placement.convention,
+            "target_devices": list(placement.target_devices),
+            "draft_device": placement.draft_device,
         },
         "environment": _environment(os.environ),
         "load_average": round(psutil.getloadavg()[0], 2),

@@ -102,10 +102,15 @@ def check_methods(config: RunConfig) -> None:
             f"methods: {', '.join(needy)} need a draft, and pair {pair.name} has none; "
             "choose another pair or give --draft"
         )
-    placement.check("target_cores", config.placement.target_cores)
-    pooled = config.placement.convention == "pooled"
+    where = config.placement
+    placement.check("target_cores", where.target_cores)
+    placement.check_devices("target_devices", where.target_devices)
+    if len(where.target_devices) > 1:
+        raise UsageError("target_devices: a target on several devices cannot be run yet; name one")
+    pooled = where.convention == "pooled"
     if pooled or any(method.decoder.asynchronous for method in methods.values()):
-        placement.check("draft_cores", config.placement.draft_cores)
+        placement.check("draft_cores", where.draft_cores)
+        placement.check_devices("draft_device", (where.draft_device,))
 
 
 def prepare(
@@ -222,6 +227,7 @@ def _models(config: RunConfig, pair: ResolvedPair) -> Models:
         kernel_dir=kernels,
         engine=config.engine,
         latency=emulated.target if emulated else None,
+        device=config.placement.target_devices[0],
     )
     if pair.draft is None:
         return Models(target)
@@ -234,6 +240,7 @@ def _models(config: RunConfig, pair: ResolvedPair) -> Models:
         vocab_limit=model_size(target.folder, "vocab_size"),
         engine=config.engine,
         latency=emulated.draft if emulated else None,
+        device=config.placement.draft_device,
     )
     return Models(target, draft)
 

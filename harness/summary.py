@@ -148,8 +148,10 @@ def _machine_warnings(manifest: Mapping[str, Any]) -> Iterable[str]:
     fingerprint = manifest.get("fingerprint", {})
     if emulated := emulated_devices(manifest):
         yield f"EMULATED, no measurement of that hardware: passes were made to last as {emulated}"
-    if fingerprint.get("placement", {}).get("shared"):
-        yield "target and draft share cores: asynchronous methods are slower than they could be"
+    if (placement := fingerprint.get("placement", {})).get("shared"):
+        device = placement.get("draft_device", "cpu")
+        shared = "cores" if device == "cpu" else device
+        yield f"target and draft share {shared}: asynchronous methods are slower than they could be"
     load = fingerprint.get("load_average")
     cores = fingerprint.get("cpu", {}).get("cores_available")
     if load is not None and cores is not None and load > cores / 2:

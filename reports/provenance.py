@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from harness.energy import UNKNOWN
@@ -109,7 +109,7 @@ def facts(manifest: Mapping[str, Any]) -> Iterator[Fact]:
         "instructions": " ".join(cpu.get("flags") or ()),
         "memory": f"{memory / 2**30:.1f} GiB" if memory else "",
         "system": _joined(system.get("os"), system.get("kernel"), sep=" "),
-        "cores": _placement(placement),
+        "devices": _placement(placement),
         "python": fingerprint.get("python"),
         "torch": torch.get("version") or packages.get("torch"),
         "transformers": packages.get("transformers"),
@@ -159,13 +159,19 @@ def _model_summary(model: Mapping[str, Any]) -> str:
 def _placement(placement: Mapping[str, Any]) -> str:
     if not placement:
         return ""
-    target, draft = (
-        ", ".join(map(str, placement.get(f"{role}_cores") or ())) for role in ("target", "draft")
-    )
+    target = _where(placement.get("target_devices"), placement.get("target_cores"))
+    draft = _where([placement.get("draft_device")], placement.get("draft_cores"))
     shared = " (shared)" if placement.get("shared") else ""
     pooled = placement.get("convention") == "pooled"
     use = "; pooled: synchronous methods have all of these" if pooled else ""
-    return f"target on {target or 'none'}, draft process on {draft or 'none'}{shared}{use}"
+    return f"target on {target}, draft process on {draft}{shared}{use}"
+
+
+def _where(devices: Iterable[str | None] | None, cores: Sequence[int] | None) -> str:
+    """GPUs by name, their process's cores behind them; of a model on the CPU, its cores."""
+    gpus = [name for name in devices or () if name and name != "cpu"]
+    own = f"core{'s' * (len(cores or ()) > 1)} {', '.join(map(str, cores or ())) or 'none'}"
+    return f"{', '.join(gpus)} ({own})" if gpus else own
 
 
 def _changes(git: Mapping[str, Any]) -> str:

@@ -31,6 +31,8 @@ PLACEMENT = {
     "placement": "convention",
     "target_cores": "target_cores",
     "draft_cores": "draft_cores",
+    "target_devices": "target_devices",
+    "draft_device": "draft_device",
 }
 PLACES = ("data_dir", "cache_dir")  # where inputs are read from, of no weight for a run's identity
 
@@ -68,6 +70,8 @@ RUN_OPTIONS = (
     click.option("--block-size", type=int, help="Prompts measured before the next cell's turn."),
     click.option("--target-cores", type=comma_list, help="Cores of the target, e.g. 0."),
     click.option("--draft-cores", type=comma_list, help="Cores of the draft worker, e.g. 1."),
+    click.option("--target-devices", help="Of the target: cpu, cuda:0 or cuda:0-3."),
+    click.option("--draft-device", help="Of the draft worker: cpu or cuda:4; default: shared."),
     click.option("--devices", help="emulated:PROFILE: passes take a profile's time (EMULATED)."),
     click.option("--placement", help="Cores of synchronous methods: equal-target or pooled."),
     click.option("--tuned/--no-tuned", default=None, help="Use what harness tune chose."),

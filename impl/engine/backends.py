@@ -87,6 +87,7 @@ def choose_operators(
     *,
     quantization: Quantization | None,
     kernel_dir: Path | None,
+    device: torch.device | str = "cpu",
 ) -> Choice:
     """The fastest operators that this machine can run this model with.
 
@@ -95,7 +96,10 @@ def choose_operators(
         dtype: of the model; the fused kernels are for bfloat16.
         quantization: of the weights, an option of the kernels for drafts; None keeps `dtype`.
         kernel_dir: where compiled kernels are kept; None keeps to PyTorch.
+        device: of the model; the fused kernels are for CPUs.
     """
+    if torch.device(device).type != "cpu":
+        return Choice(TorchOperators(), f"they are for CPUs, not {device}")
     if kernel_dir is None:
         return Choice(TorchOperators(), "no directory for them")
     reason = kernels_lack(config, dtype) or CpuKernels.unavailable_reason(kernel_dir)

@@ -52,7 +52,12 @@ class HuggingFaceModel:
 
     @classmethod
     def load(
-        cls, folder: Path, *, dtype: torch.dtype, head_ids: torch.Tensor | None = None
+        cls,
+        folder: Path,
+        *,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+        head_ids: torch.Tensor | None = None,
     ) -> HuggingFaceModel:
         """Reads a model folder; code in it is never run.
 
@@ -67,7 +72,7 @@ class HuggingFaceModel:
             raise ModelError(
                 f"{folder}: transformers cannot load it: {first_line(error)}"
             ) from error
-        return cls(model.eval(), head_ids)
+        return cls(model.eval().to(device), head_ids)
 
     @property
     def vocabulary(self) -> int:

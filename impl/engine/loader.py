@@ -140,6 +140,7 @@ def load_transformer(
     folder: Path,
     *,
     dtype: torch.dtype,
+    device: torch.device | str = "cpu",
     head_ids: torch.Tensor | None = None,
     operators: Operators | None = None,
 ) -> Transformer:
@@ -148,6 +149,7 @@ def load_transformer(
     Args:
         folder: what `prepare` returned.
         dtype: of weights and computation.
+        device: where it runs.
         head_ids: token ids [n] that the output head is trimmed to; None keeps them all.
         operators: what the layers are computed with; None is the engine's default.
     """
@@ -158,6 +160,7 @@ def load_transformer(
         TransformerConfig.from_hf(read_config(folder)),
         read_weights(folder),
         dtype=dtype,
+        device=device,
         head_ids=head_ids,
         operators=operators,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -47,6 +47,7 @@ class ModelSpec:
         vocab_limit: drop the logits of ids from here on (a draft padded beyond its target).
         engine: "lean" is this engine's own layers, "hf" those of transformers.
         latency: what a pass is made to take (emulated devices); None is its own time.
+        device: where it runs, by its torch name.
     """
 
     folder: Path
@@ -57,6 +58,7 @@ class ModelSpec:
     vocab_limit: int | None = None
     engine: Engine = "lean"
     latency: Latency | None = None
+    device: str = "cpu"
 
     def load(self) -> LanguageModel:
         """Reads and packs the weights."""
@@ -68,10 +70,13 @@ class ModelSpec:
             from impl.engine.huggingface_model import HuggingFaceModel
 
             dtype = getattr(torch, self.dtype)
-            return HuggingFaceModel.load(self.folder, dtype=dtype, head_ids=self.head_ids())
+            return HuggingFaceModel.load(
+                self.folder, dtype=dtype, device=self.device, head_ids=self.head_ids()
+            )
         return load_transformer(
             self.folder,
             dtype=getattr(torch, self.dtype),
+            device=self.device,
             head_ids=self.head_ids(),
             operators=self._choose_operators().operators,
         )
@@ -89,6 +94,7 @@ class ModelSpec:
             getattr(torch, self.dtype),
             quantization=self.quantization,
             kernel_dir=self.kernel_dir,
+            device=self.device,
         )
 
     def width(self) -> int:
@@ -121,8 +127,12 @@ class Models:
         return self._load(self.target_spec)
 
     def draft(self) -> LanguageModel:
-        """The draft, loaded at the first call. Raises `ModelError` when the pair has none."""
-        return self._load(self.draft_spec)
+        """The draft beside the target, loaded at the first call.
+
+        Raises:
+            ModelError: the pair has none.
+        """
+        return self._load(replace(self.draft_spec, device=self.target_spec.device))
 
     @property
     def draft_spec(self) -> ModelSpec:

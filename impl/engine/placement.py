@@ -27,6 +27,15 @@ def check(field: str, cores: Sequence[int]) -> None:
                          f"{', '.join(map(str, present))}")  # fmt: skip
 
 
+def check_devices(field: str, devices: Sequence[str]) -> None:
+    """Refuses GPUs that the machine lacks; `field` names the option in the message."""
+    count = torch.cuda.device_count()
+    missing = [name for name in devices if name != "cpu" and torch.device(name).index >= count]
+    if missing:
+        present = f"cuda:0-{count - 1}" if count > 1 else "cuda:0" if count else "no GPU"
+        raise UsageError(f"{field}: {', '.join(missing)} not on this machine, which has {present}")
+
+
 def apply(cores: Sequence[int]) -> None:
     """Pins the calling process to `cores` with one thread each (threads only, without affinity).
 

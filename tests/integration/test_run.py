@@ -399,6 +399,12 @@ def test_a_method_that_cannot_start_keeps_its_traceback(tmp_path: Path) -> None:
             ("--methods", "pairs", "--draft-cores", "9999"),
             "draft_cores: [9999] not on this machine",
         ),
+        (("--target-devices", "cuda:99"), "target_devices: cuda:99 not on this machine"),
+        (
+            ("--methods", "pairs", "--draft-device", "cuda:99"),
+            "draft_device: cuda:99 not on this machine",
+        ),
+        (("--target-devices", "cpu,cpu"), "target_devices: a target on several devices"),
         (("--temperatures", "-1"), "temperatures.0: must be >= 0"),
         (("--max-context", "100000"), "max_context: must be <= "),
         (("--promts", "3"), "No such option '--promts'."),

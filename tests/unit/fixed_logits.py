@@ -206,6 +206,7 @@ class FixedLogitSpec:
     rule: Rule
     vocab: int
     head: tuple[int, ...] = ()
+    device: str = "cpu"
 
     folder = Path("no-such-folder")
 

@@ -45,6 +45,20 @@ def test_what_the_kernels_lack_is_named(config, dtype, reason, tmp_path: Path):
         assert list(tmp_path.iterdir()) == []  # nothing was compiled for it
 
 
+def test_the_kernels_are_for_cpus(tmp_path: Path):
+    chosen = choose_operators(
+        parsed(Qwen3Config(**WIDE)),
+        torch.bfloat16,
+        quantization=None,
+        kernel_dir=tmp_path,
+        device="cuda:1",
+    )
+    assert (chosen.operators.name, chosen.why_not_kernels) == (
+        "torch",
+        "they are for CPUs, not cuda:1",
+    )
+
+
 @pytest.mark.parametrize(
     "config",
     [

@@ -127,6 +127,8 @@ def test_env_is_one_json_object_that_names_the_machine() -> None:
         "draft_cores": [1],
         "shared": False,
         "convention": "equal-target",
+        "target_devices": ["cpu"],
+        "draft_device": "cpu",
     }
 
 

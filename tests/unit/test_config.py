@@ -42,6 +42,29 @@ def test_a_run_file_is_read_and_the_command_line_wins(tmp_path: Path) -> None:
     assert config.placement == Placement(target_cores=(0, 2), draft_cores=(3,))
 
 
+@pytest.mark.parametrize(
+    ("names", "devices"),
+    [
+        ("cuda:0-3", ("cuda:0", "cuda:1", "cuda:2", "cuda:3")),
+        ("cuda:5, cuda:1-2", ("cuda:5", "cuda:1", "cuda:2")),
+        (["cuda:1"], ("cuda:1",)),
+        ("cpu,cpu", ("cpu", "cpu")),
+    ],
+)
+def test_devices_by_range_by_list_and_by_name(names, devices) -> None:
+    placement = load(None, {"placement": {"target_devices": names}}).placement
+    assert placement.target_devices == devices
+    assert placement.draft_device == devices[0]  # none of its own was named
+    stored = RunConfig(placement=placement).model_dump(mode="json")
+    assert RunConfig.model_validate(stored).placement == placement
+
+
+def test_the_command_line_moves_the_draft_of_a_run_file(tmp_path: Path) -> None:
+    path = write(tmp_path, "placement: {target_devices: cuda:0-1, draft_device: cuda:2}")
+    placement = load(path, {"placement": {"draft_device": "cuda:0"}}).placement
+    assert placement == Placement(target_devices=("cuda:0", "cuda:1"), draft_device="cuda:0")
+
+
 def test_an_empty_run_file_is_the_defaults(tmp_path: Path) -> None:
     assert load(write(tmp_path, ""), {}) == RunConfig(pair=DEFAULT_PAIR)
 
@@ -82,6 +105,38 @@ def test_a_config_cannot_be_changed() -> None:
         (
             {"placement": {"draft_cores": []}},
             "placement: target_cores and draft_cores need at least one core each",
+        ),
+        (
+            {"placement": {"target_devices": "gpu0"}},
+            "placement: target_devices: gpu0 is no device; write cpu, cuda:0 or cuda:0-3",
+        ),
+        (
+            {"placement": {"target_devices": "cuda:0,"}},
+            "placement: target_devices: nothing is no device; write cpu, cuda:0 or cuda:0-3",
+        ),
+        (
+            {"placement": {"target_devices": []}},
+            "placement: target_devices: needs at least one device",
+        ),
+        (
+            {"placement": {"target_devices": "cuda:3-1"}},
+            "placement: target_devices: cuda:3-1 counts down; write cuda:1-3",
+        ),
+        (
+            {"placement": {"target_devices": "cuda:0-1,cuda:1"}},
+            "placement: target_devices: cuda:1 is listed twice",
+        ),
+        (
+            {"placement": {"target_devices": "cpu,cuda:0"}},
+            "placement: target_devices: are either all GPUs or all cpu",
+        ),
+        (
+            {"placement": {"draft_device": "cuda:4-5"}},
+            "placement: draft_device: cuda:4-5 is more than one device",
+        ),
+        (
+            {"placement": {"target_devices": "cuda:0", "convention": "pooled"}},
+            "placement: convention: pooled shares out cores; on GPUs it is equal-target",
         ),
         ({"pair": "a", "target": "b"}, "pair: name a pair or give target and draft, not both"),
         ({"draft": "d"}, "draft: needs a target beside it"),

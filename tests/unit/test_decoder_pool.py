@@ -177,6 +177,22 @@ def test_shared_cores_are_one_device_by_either_convention() -> None:
         assert placement.cores(asynchronous=False) == (0, 1)
 
 
+@pytest.mark.parametrize(
+    ("target", "draft", "shared", "devices"),
+    [
+        ("cuda:0-3", "cuda:4", False, [5, 4]),
+        ("cuda:0-3", "cuda:0", True, [4, 4]),
+        ("cuda:0", "cpu", False, [2, 1]),  # the draft's cores are a device beside the GPU
+        ("cuda:0", None, True, [1, 1]),
+    ],
+)
+def test_per_device_figures_divide_by_the_gpus_in_use(target, draft, shared, devices) -> None:
+    given = {"target_devices": target, **({"draft_device": draft} if draft else {})}
+    placement = RunConfig(pair="tiny", placement=given).placement  # type: ignore[arg-type]
+    assert placement.shared is shared
+    assert [placement.devices(asynchronous) for asynchronous in (True, False)] == devices
+
+
 def test_each_setting_has_its_tuned_options_and_the_rest_the_runs_own() -> None:
     greedy = TunedOptions(Waiting.Options(size=2), ("size",))
     method = Method(

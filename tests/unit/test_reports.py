@@ -237,5 +237,12 @@ def test_an_empty_manifest_still_has_words() -> None:
     )
     assert list(provenance.sources({})) == []
     assert list(provenance.facts({})) == [("machine", "unknown machine")]
+    placed = {"target_devices": ["cuda:0", "cuda:1"], "draft_device": "cuda:1", "shared": True}
+    cores = {"target_cores": [0], "draft_cores": [1, 2]}
+    told = dict(provenance.facts({"fingerprint": {"placement": cores}}))
+    assert told["devices"] == "target on core 0, draft process on cores 1, 2"
+    told = dict(provenance.facts({"fingerprint": {"placement": placed | cores}}))
+    draft = "draft process on cuda:1 (cores 1, 2) (shared)"
+    assert told["devices"] == f"target on cuda:0, cuda:1 (core 0), {draft}"
     gpus = {"fingerprint": {"gpus": [{"name": "H100"}, {"name": "H100"}]}}
     assert provenance.machine_name(gpus) == "2 x H100"

@@ -216,6 +216,15 @@ def test_rows_that_do_not_add_up_are_found(tmp_path, fields, message):
     assert message in check["detail"]
 
 
+def test_a_shared_gpu_is_named(tmp_path):
+    ar = decode(AR, {C: one_token_rounds(C, 9)})
+    found = summary(
+        tmp_path, ar, fingerprint={"placement": {"shared": True, "draft_device": "cuda:0"}}
+    )
+    line = "target and draft share cuda:0: asynchronous methods are slower than they could be"
+    assert line in found["warnings"]
+
+
 def test_warnings_say_what_a_reader_must_know(tmp_path):
     loop = tuple([1, 2, 3] * 12)
     length = FinishReason.LENGTH
