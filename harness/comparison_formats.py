@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
 from harness.comparison import CellComparison, Comparison, Verdict
+from harness.messages import markdown
 
 if TYPE_CHECKING:
     from harness.factors import Factors
@@ -41,8 +42,8 @@ def as_markdown(comparison: Comparison) -> str:
     """For a pull request or a step summary."""
     rows = [_COLUMNS, ["---"] * len(_COLUMNS), *(_row(cell) for cell in comparison.cells)]
     lines = [f"### {_title(comparison)}", ""]
-    lines += ["| " + " | ".join(map(_escaped, row)) + " |" for row in rows]
-    lines += ["", *(f"- {_escaped(line)}" for line in _remarks(comparison))]
+    lines += ["| " + " | ".join(map(markdown, row)) + " |" for row in rows]
+    lines += ["", *(f"- {markdown(line)}" for line in _remarks(comparison))]
     return "\n".join(lines)
 
 
@@ -137,10 +138,3 @@ def _remarks(comparison: Comparison) -> list[str]:
         *(f"warning: {line}" for line in comparison.warnings),
         *(f"not in common: {line}" for line in comparison.differences),
     ]
-
-
-def _escaped(text: str) -> str:
-    """Names come from other people's packages: no cell borders, no markup."""
-    for character in "\\|<>`*_[":
-        text = text.replace(character, "\\" + character)
-    return text.replace("\n", " ")

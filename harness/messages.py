@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import unicodedata
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,18 @@ def describe(error: ValidationError, known: Iterable[str], prefix: str = "") -> 
 def first_line(error: BaseException) -> str:
     """An exception's message cut to its first line."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def printable(text: str) -> str:
+    """Text of unknown origin for a terminal: control characters (and so escapes) replaced."""
+    return "".join("\ufffd" if unicodedata.category(each) == "Cc" else each for each in text)
+
+
+def markdown(text: str) -> str:
+    """Text of unknown origin for a line or table cell of Markdown: no borders, no markup."""
+    for character in "\\|<>`*_[":
+        text = text.replace(character, "\\" + character)
+    return printable(text.replace("\n", " "))
 
 
 def _describe_one(detail: Any, known: list[str], prefix: str) -> str:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from harness.conditions import Conditions
 from harness.errors import StoreError
+from harness.migrations import SCHEMA, migrate_manifest, migrate_table
 from harness.records import ItemResult, SkippedRequest
 from harness.schemas import requests_schema, rounds_schema
 
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
-SCHEMA = 1
 Status = Literal["running", "finished", "failed", "interrupted"]
 
 _MANIFEST = "manifest.json"
@@ -218,7 +218,7 @@ def read_run(directory: Path) -> RunData:
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
-    """Reads manifest.json.
+    """Reads manifest.json, an older schema's as one of today's.
 
     Raises:
         StoreError: absent, damaged, or of a schema newer than this program.
@@ -229,15 +229,9 @@ def read_manifest(directory: Path) -> dict[str, Any]:
             raise StoreError(f"{directory}: is no run directory (it has no {_MANIFEST})")
         text = path.read_text(encoding="utf-8")
     try:
-        manifest = json.loads(text)
-        schema = manifest["schema"]
+        return migrate_manifest(json.loads(text), path)
     except (ValueError, TypeError, KeyError) as error:
         raise StoreError(f"{path}: is damaged: {error!r}") from error
-    if schema != SCHEMA:
-        raise StoreError(
-            f"{path}: has schema {schema}, this program reads {SCHEMA}; update the program"
-        )
-    return dict(manifest)
 
 
 def finished_items(directory: Path) -> frozenset[str]:
@@ -320,7 +314,7 @@ def _read(path: Path, schema: pa.Schema) -> pa.Table:
     import pyarrow.parquet as pq
 
     try:
-        return pq.read_table(path, schema=schema, partitioning=None)
+        return migrate_table(pq.read_table(path, partitioning=None), schema, path)
     except (OSError, pa.ArrowException) as error:
         reason = " ".join(str(error).split())
         raise StoreError(f"{path}: cannot be read: {reason}") from error

@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 
+import pytest
 from click.testing import CliRunner
 from fake_decoding import EOS, decode, emit, one_token_rounds, stored
 
@@ -81,3 +82,49 @@ def test_latency_is_told_when_asked_for(tmp_path):
     ):
         assert row in told
     assert "between tokens" not in shown(tmp_path / "other")
+
+
+def test_markdown_for_a_pull_request(tmp_path):
+    told = shown(tmp_path, "--markdown")
+    assert told.startswith("### run > warning: ")
+    assert "| method | lossless | tok/s |" in told
+    # 4 tokens in the two rounds of 275 ms behind the first; all 5 in 425 ms: 11.8 tokens/s
+    assert "| ssd | unverified | 11.8 | - |" in told
+    assert "- skip losslessness: unverified: no certificate" in told
+
+
+def test_only_one_form_at_a_time(tmp_path):
+    result = CliRunner().invoke(cli, ["show", str(tmp_path), "--json", "--markdown"])
+    assert result.exit_code == 2
+    assert "--json, --markdown and --latency: choose one of them" in result.output
+
+
+HOSTILE = "[bold red]\x1b[2J\x07|<img src=x>`*_["
+
+
+def hostile_run(tmp_path):
+    cells = [Cell(method, HOSTILE, 0.0, 1) for method in ("ar", HOSTILE)]
+    return stored(
+        tmp_path / "run", *(decode(cell, {A: one_token_rounds(A, 1, 2)}) for cell in cells)
+    )
+
+
+@pytest.mark.parametrize("options", [[], ["--markdown"]])
+def test_hostile_names_are_inert(tmp_path, options):
+    hostile_run(tmp_path)
+    result = CliRunner().invoke(cli, ["show", str(tmp_path / "run"), *options])
+    assert result.exit_code == 0
+    assert "\x1b" not in result.output
+    assert "\x07" not in result.output
+    assert "[bold red]" in result.output.replace("\\", "")
+    if options:
+        assert "\\|\\<img src=x\\>\\`\\*\\_\\[" in result.output
+
+
+def test_colours_say_what_is_certain(tmp_path, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    shown(tmp_path)
+    output = CliRunner().invoke(cli, ["show", str(tmp_path / "run")], color=True).output
+    assert "\x1b[33munverified" in output
+    assert "\x1b[32mpass" in output

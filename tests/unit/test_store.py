@@ -48,7 +48,7 @@ def test_a_run_reads_the_same_before_and_after_the_merge(running):
     names = {path.name for path in running.directory.iterdir()}
     assert names == {"manifest.json", "requests.parquet", "rounds.parquet"}
     manifest = read_run(running.directory).manifest
-    assert (manifest["schema"], manifest["status"]) == (1, "finished")
+    assert (manifest["schema"], manifest["status"]) == (2, "finished")
     assert manifest["command"] == ["harness", "run"]
     assert manifest["created"] <= manifest["ended"]
 
@@ -189,8 +189,12 @@ def test_damaged_tables_and_manifests_are_errors_that_name_the_file(running):
 
 
 def test_a_newer_schema_and_a_foreign_folder_are_refused(running, tmp_path):
-    running.update(schema=2)
-    with pytest.raises(StoreError, match="has schema 2, this program reads 1; update the program"):
+    running.update(schema=3)
+    told = "has schema 3, this program reads up to 2; update the program"
+    with pytest.raises(StoreError, match=told):
+        read_run(running.directory)
+    running.update(schema="1")
+    with pytest.raises(StoreError, match="has schema '1', which never was; the file is damaged"):
         read_run(running.directory)
     with pytest.raises(StoreError, match="is no run directory"):
         read_run(tmp_path)
