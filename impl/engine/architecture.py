@@ -16,6 +16,7 @@ import torch
 from harness.errors import ModelError
 
 Activation = Literal["silu", "gelu_tanh"]
+_OTHER_ENGINE = "`--engine hf` runs it through transformers"
 _ACTIVATIONS: Mapping[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
 
@@ -191,7 +192,7 @@ class TransformerConfig:
         if family is None:
             raise ModelError(
                 f"model_type: {model_type!r} is not supported by the lean engine (supported: "
-                f"{', '.join(FAMILIES)}); `--engine hf` runs others through transformers"
+                f"{', '.join(FAMILIES)}); {_OTHER_ENGINE}"
             )
         _refuse_variants(config, family)
         heads = int(_given(config, "num_attention_heads"))
@@ -232,7 +233,7 @@ def _refuse_variants(config: Mapping[str, Any], family: Family) -> None:
     if activation is not None and _ACTIVATIONS.get(activation) != family.activation:
         raise ModelError(
             f"{name}: {activation!r} is not supported for {config['model_type']} "
-            f"(only {family.activation})"
+            f"(only {family.activation}); {_OTHER_ENGINE}"
         )
     for name in (
         "attn_logit_softcapping",
@@ -241,7 +242,9 @@ def _refuse_variants(config: Mapping[str, Any], family: Family) -> None:
         "mlp_bias",
     ):
         if config.get(name):
-            raise ModelError(f"{name}: {config[name]} is not supported by the lean engine")
+            raise ModelError(
+                f"{name}: {config[name]} is not supported by the lean engine; {_OTHER_ENGINE}"
+            )
 
 
 def _layers(config: Mapping[str, Any], family: Family) -> tuple[LayerAttention, ...]:
@@ -259,7 +262,9 @@ def _layers(config: Mapping[str, Any], family: Family) -> tuple[LayerAttention, 
     if family.windowed == "all":  # whatever the layers are called: the family knows one kind
         return (known["sliding_attention"],) * int(_given(config, "num_hidden_layers"))
     if unknown := [kind for kind in kinds if kind not in known]:
-        raise ModelError(f"layer_types: {unknown[0]!r} is not supported by the lean engine")
+        raise ModelError(
+            f"layer_types: {unknown[0]!r} is not supported by the lean engine; {_OTHER_ENGINE}"
+        )
     return tuple(known[kind] for kind in kinds)
 
 
@@ -303,5 +308,5 @@ def _rope(given: Mapping[str, Any], theta: float) -> Rope:
             return Rope(theta, scaling)
     raise ModelError(
         f"rope_type: {kind!r} is not supported by the lean engine (supported: default, linear, "
-        "llama3); `--engine hf` runs it through transformers"
+        f"llama3); {_OTHER_ENGINE}"
     )

@@ -79,7 +79,7 @@ def test_layers_with_a_window_have_their_own_rotary_base():
         assert (full.rope.theta, full.rope.scaling.factor) == (1_000_000.0, 8.0)
 
 
-QWEN2 = Qwen2Config(**SIZES).to_dict()
+LLAMA, QWEN2 = LlamaConfig(**SIZES).to_dict(), Qwen2Config(**SIZES).to_dict()
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ QWEN2 = Qwen2Config(**SIZES).to_dict()
     [
         (
             {**QWEN2, "model_type": "mamba"},
-            r"model_type: 'mamba' is not supported .*\(supported: llama, mistral, .*--engine hf",
+            r"model_type: 'mamba' is not supported .*\(supported: llama, mistral, ",
         ),
         ({**QWEN2, "hidden_act": "gelu"}, r"hidden_act: 'gelu' .* for qwen2 \(only silu\)"),
         (
@@ -98,17 +98,20 @@ QWEN2 = Qwen2Config(**SIZES).to_dict()
         ({**GEMMA, "final_logit_softcapping": 30.0}, r"final_logit_softcapping: 30\.0"),
         ({**GEMMA, "use_bidirectional_attention": True}, "use_bidirectional_attention: True"),
         ({**QWEN2, "layer_types": ["linear_attention"] * 3}, "layer_types: 'linear_attention'"),
-        (
-            {**QWEN2, "rope_parameters": {"rope_type": "yarn", "factor": 2}},
-            r"rope_type: 'yarn' .*--engine hf",
-        ),
-        ({**QWEN2, "rms_norm_eps": None}, r"config\.json: lacks rms_norm_eps"),
+        ({**LLAMA, "mlp_bias": True}, "mlp_bias: True"),
+        ({**QWEN2, "rope_parameters": {"rope_type": "yarn", "factor": 2}}, "rope_type: 'yarn'"),
     ],
 )
-def test_what_the_engine_does_not_have_is_refused_by_name(config, message):
+def test_what_the_engine_does_not_have_is_refused_by_name_with_the_way_out(config, message):
     with pytest.raises(ModelError, match=message) as caught:
         TransformerConfig.from_hf(config)
+    assert str(caught.value).endswith("; `--engine hf` runs it through transformers")
     assert "\n" not in str(caught.value)
+
+
+def test_a_config_that_lacks_a_field_is_refused_by_its_name():
+    with pytest.raises(ModelError, match=r"config\.json: lacks rms_norm_eps; fetch"):
+        TransformerConfig.from_hf({**QWEN2, "rms_norm_eps": None})
 
 
 def test_a_tensor_that_the_engine_would_leave_out_is_refused():

@@ -102,6 +102,13 @@ class TestShipped:
         assert set(known) == paper | others | {"mini"}
         assert all(dataset.pinned for dataset in known.values())
 
+    def test_every_source_but_one_is_held_by_the_sum_of_its_content(self):
+        sources = [
+            (n, one) for n, found in load_registry().datasets.items() for one in found.sources
+        ]
+        without = [(n, one.kind) for n, one in sources if not getattr(one, "sha256", None)]
+        assert without == [("mini", "shipped"), ("humaneval", "hub")]  # mini's are by file
+
     def test_mini_has_twelve_of_each_category_none_twice(self):
         mini = load_prompts("mini")
         counts = {}
