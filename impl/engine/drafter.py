@@ -157,9 +157,11 @@ class Drafter:
         """Appends a token; returns the draft's probability of it."""
         sequence = proposal.sequence
         index, params = len(proposal.tokens), sequence.request.sampling
-        uniform = draft_uniform(sequence.stream, sequence.output_length, sequence.tokens[-1], index)
+        place = (sequence.output_length, sequence.tokens[-1], index)
+        greedy = params.temperature == 0
+        uniforms = [] if greedy else [draft_uniform(sequence.stream, *place)]
         try:
-            drawn = draw(logits, params, [uniform], self.model.head_ids)
+            drawn = draw(logits, params, uniforms, self.model.head_ids)
         except NonFiniteLogitsError as error:
             name = sequence.request.request_id
             raise NonFiniteLogitsError(

@@ -75,10 +75,11 @@ class Verifier:
         return VerifiedBatch(outcomes, Span(SpanKind.VERIFY, start_ns, time.perf_counter_ns()))
 
     def _judge(self, sequence: Sequence, draft: Draft, logits: torch.Tensor) -> Verification:
-        position = sequence.output_length
-        uniforms = sequence.stream.uniforms(Role.VERIFY, position, len(draft.tokens) + 1)
+        position, params = sequence.output_length, sequence.request.sampling
+        count, greedy = len(draft.tokens) + 1, params.temperature == 0
+        uniforms = () if greedy else sequence.stream.uniforms(Role.VERIFY, position, count)
         try:
-            outcome = verify(logits, draft, sequence.request.sampling, uniforms)
+            outcome = verify(logits, draft, params, uniforms)
         except NonFiniteLogitsError as error:
             name = sequence.request.request_id
             raise NonFiniteLogitsError(

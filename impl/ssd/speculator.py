@@ -311,6 +311,7 @@ class Speculator:
         uniforms = [
             draft_uniform(sequence.stream, start, path.tokens[0], path.drafted)
             for start, path in zip(starts, paths, strict=True)
+            if params.temperature > 0
         ]
         logits = torch.stack([path.logits[-1] for path in paths])
         try:
