@@ -9,6 +9,9 @@ from harness.conditions import Conditions
 from harness.metrics import CellData
 
 UNKNOWN = "energy is not known: neither RAPL nor NVML could be read on this machine"
+EMULATED = (
+    "energy is not told: the emulated devices' is not known, and this machine's is not theirs"
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,8 @@ def _cell(data: CellData, by_cell: Mapping[Cell, CellData], run: RunData) -> dic
     others = () if degraded else _baselines(cell)
     baselines = [by_cell[other] for other in others if other in by_cell]
     prediction, slowdown = predict_cell(data.rounds), contention(diagnostics)
-    energy = cell_energy(data, run.conditions)
+    emulated = emulated_devices(manifest)
+    energy = None if emulated else cell_energy(data, run.conditions)  # a sleeping small pair's
     return {
         "method": cell.method,
         "control": cell.control,
@@ -64,7 +65,7 @@ def _cell(data: CellData, by_cell: Mapping[Cell, CellData], run: RunData) -> dic
         "degraded": degraded,
         "untuned": _untuned(decoder),
         "placement": placement_convention(manifest),
-        "emulated": emulated_devices(manifest),
+        "emulated": emulated,
         **asdict(cell_metrics(data, devices)),
         "prediction": asdict(prediction) if prediction else None,
         "contention": asdict(slowdown) if slowdown else None,

@@ -55,11 +55,11 @@ def groups(summary: Mapping[str, Any]) -> Iterator[Group]:
 
 def energy_line(cells: Sequence[Mapping[str, Any]]) -> str:
     """One line for the whole run: most machines tell nothing."""
-    from harness.energy import UNKNOWN
+    from harness.energy import EMULATED, UNKNOWN
 
     known = [cell for cell in cells if cell["energy"]]
     if not known:
-        return UNKNOWN
+        return EMULATED if any(cell["emulated"] for cell in cells) else UNKNOWN
     sources = dict.fromkeys(name for cell in known for name in cell["energy"]["sources"])
     return f"energy of {', '.join(sources)}, idle power and prefill included"
 

@@ -108,7 +108,7 @@ def _view(key: str, run: RunData) -> RunView:
         skipped=tuple(manifest.get("skipped_requests") or ()),
         command=provenance.command(manifest),
         sources=tuple(provenance.sources(manifest)),
-        properties=(*provenance.facts(manifest), provenance.energy_fact(result)),
+        properties=(*provenance.facts(manifest), provenance.energy_fact(result, manifest)),
         blocks=tuple(provenance.blocks(manifest)),
     )
 

@@ -10,8 +10,8 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from harness.energy import UNKNOWN
-from harness.summary import placement_convention
+from harness.energy import EMULATED, UNKNOWN
+from harness.summary import emulated_devices, placement_convention
 
 if TYPE_CHECKING:
     from reports.results import RunResult
@@ -120,11 +120,12 @@ def facts(manifest: Mapping[str, Any]) -> Iterator[Fact]:
     return (Fact(name, str(value)) for name, value in known.items() if value)
 
 
-def energy_fact(result: RunResult) -> Fact:
-    """What energy was counted of, or that none was."""
+def energy_fact(result: RunResult, manifest: Mapping[str, Any]) -> Fact:
+    """What energy was counted of, or why none was."""
     sources = [cell.energy.sources for cell in result.cells if cell.energy]
     told = ", ".join(dict.fromkeys(source for found in sources for source in found))
-    return Fact("energy", f"of {told}" if told else UNKNOWN)
+    unknown = EMULATED if emulated_devices(manifest) else UNKNOWN
+    return Fact("energy", f"of {told}" if told else unknown)
 
 
 def blocks(manifest: Mapping[str, Any]) -> Iterator[Block]:

@@ -39,6 +39,7 @@ class Profile:
         verify_idle, verify_loaded: target passes while the draft rests and while it works.
         draft_idle, draft_loaded: draft passes likewise.
         transfer_s: from one device to the other and back, once a round of asynchronous methods.
+        host_s: the part of every pass that is the host's: laying it out, sampling.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Profile:
     draft_idle: PassModel
     draft_loaded: PassModel
     transfer_s: float
+    host_s: float = 0.0
 
 
 class RooflineFile(BaseModel):
@@ -73,7 +75,8 @@ class RooflineFile(BaseModel):
         draft = Roofline(pair.draft.known_shape(), pair.dtype, device, self.draft_devices)
         models = (target, target, draft, draft)
         owned = (self.target_devices, self.draft_devices)
-        return Profile(name, self.kind, *owned, *models, 1e-6 * self.transfer_us)
+        shared = (1e-6 * self.transfer_us, 1e-6 * device.pass_us)
+        return Profile(name, self.kind, *owned, *models, *shared)
 
 
 class Table(BaseModel):

@@ -18,11 +18,12 @@ from harness.memory import DTYPE_BYTES, Shape
 
 
 class Device(BaseModel):
-    """One device; see `profiles/devices.yaml` for units and sources."""
+    """One device; see `profiles/devices.yaml` for units, sources and what checked them."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     source: str
+    checked: str
     bandwidth_gb_s: float = Field(gt=0)
     peak_tflops: float = Field(gt=0)
     link_gb_s: float = Field(gt=0)

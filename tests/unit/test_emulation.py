@@ -79,14 +79,16 @@ def test_an_emulated_model_has_the_small_ones_logits():
         assert getattr(slow, name) == getattr(plain, name)
 
 
-def test_latencies_are_the_profiles():
+def test_latencies_are_the_profiles_on_the_device():
     found, profile = latencies(LLAMA, 4), load_profile(LLAMA.partition(":")[2])
     for tokens in (1, 24, 300):
         for latency, model in (
             (found.target, profile.verify_idle),
             (found.draft, profile.draft_idle),
         ):
-            expected = model.seconds(np.array([tokens]), 4, CONTEXT)[0]
+            expected = (
+                model.seconds(np.array([tokens]), 4, CONTEXT)[0] - 300e-6
+            )  # the host has those
             assert latency.of(tokens) == pytest.approx(expected, rel=0.01)
 
 

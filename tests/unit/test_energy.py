@@ -1,5 +1,6 @@
 """Joules from RAPL zones that are files and from GPUs that are written down, to joules a token."""
 
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +11,7 @@ from fake_machine import FakeMachine
 from harness.cli import cli
 from harness.conditions import Conditions, ConditionsWatch
 from harness.counters import CounterReader
-from harness.energy import UNKNOWN, Energy, cell_energy
+from harness.energy import EMULATED, UNKNOWN, Energy, cell_energy
 from harness.metrics import split_cells
 from harness.nvml import GpuState
 from harness.plan import Cell
@@ -130,3 +131,15 @@ def test_a_machine_that_tells_no_energy_says_so_once(stored, tmp_path):
     shown = CliRunner().invoke(cli, ["show", str(tmp_path / "run")]).output
     assert shown.count(UNKNOWN) == 1
     assert render([run]).count(UNKNOWN) == 1
+
+
+def test_an_emulated_run_tells_no_energy(stored, tmp_path):
+    manifest = tmp_path / "run" / "manifest.json"
+    stored(conditions(0, cpu=16.0), conditions(1, cpu=4.0))
+    told = json.loads(manifest.read_text()) | {"fingerprint": {"emulated": "emulated:h100x4+1"}}
+    manifest.write_text(json.dumps(told))
+    shown = CliRunner().invoke(cli, ["show", str(tmp_path / "run")]).output
+    assert EMULATED in shown
+    assert "J/token" not in shown
+    page = render([read_run(tmp_path / "run")])
+    assert EMULATED.replace("'", "&#39;") in page or EMULATED in page

@@ -19,6 +19,7 @@ SHAPE = Shape(
 )
 DEVICE = Device(
     source="made up",
+    checked="never",
     bandwidth_gb_s=1e-9 * 100,  # 100 bytes/s
     peak_tflops=1e-12 * 1000,  # 1000 operations/s
     link_gb_s=1e-9 * 10,
