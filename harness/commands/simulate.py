@@ -12,8 +12,9 @@ from harness.commands.run import PATH, comma_list
 from harness.errors import UsageError
 
 if TYPE_CHECKING:
-    from harness.simulation.acceptance import Acceptance, Trace
+    from harness.simulation.acceptance import Acceptance
     from harness.simulation.scenario import Simulated
+    from harness.simulation.traces import Trace
 
 _POSITIVE = click.IntRange(min=1)
 _COLUMNS = (
@@ -84,27 +85,31 @@ def _figures(folder: Path) -> None:
 def _against(runs: Sequence[Path], as_json: bool) -> None:
     from dataclasses import asdict
 
-    from harness.simulation.validation import median_error, validate
+    from harness.simulation.validation import REPLAYED, median_error, median_errors, validate
     from harness.store import to_json
 
     replays = [replay for run in runs for replay in validate(run)]
     if not replays:
-        raise UsageError("--against: no cell of ar, sd or ssd at batch size 1 with two requests")
-    error = median_error(replays)
+        raise UsageError(
+            "--against: the runs have no cell of two steps of a method replayed here "
+            f"({', '.join(REPLAYED)})"
+        )
+    error, by_method = median_error(replays), median_errors(replays)
     if as_json:
-        rows = [asdict(replay) | {"difference": replay.difference} for replay in replays]
-        click.echo(to_json({"rows": rows, "median_error": error}))
+        rows = [asdict(replay) | {"error": replay.error} for replay in replays]
+        click.echo(to_json({"rows": rows, "median_error": error, "by_method": by_method}))
         return
-    head = ("run", "cell", "rounds", "measured tok/s", "simulated tok/s", "difference")
+    head = ("run", "cell", "rounds", "measured tok/s", "simulated tok/s", "halves", "error")
     lines = [
         (
             r.run, r.cell, str(r.rounds), f"{r.measured:.1f}", f"{r.simulated:.1f}",
-            f"{r.difference:+.1%}",
+            " ".join(f"{one:+.1%}" for one in r.differences), f"{r.error:.1%}",
         )
         for r in replays
     ]  # fmt: skip
     _print(f"stored runs, and the same rounds simulated ({_TITLE})", head, lines)
-    click.echo(f"median error: {error:.1%} of {len(replays)} cells")
+    told = ", ".join(f"{method} {one:.1%}" for method, one in by_method.items())
+    click.echo(f"median error: {error:.1%} of {len(replays)} cells ({told})")
 
 
 def _paper(as_json: bool) -> None:
@@ -154,7 +159,8 @@ def _scenarios(profile: str, as_json: bool, given: dict[str, Any]) -> None:
 
 def _acceptance(given: dict[str, Any]) -> Acceptance | Trace:
     """The process that `--trace` or `--acceptance` and `--exponent` name, taken out of `given`."""
-    from harness.simulation.acceptance import Acceptance, read_trace
+    from harness.simulation.acceptance import Acceptance
+    from harness.simulation.traces import read_trace
 
     names = ("trace", "trace_method", "acceptance", "exponent")
     trace, method, rates, exponent = (given.pop(name) for name in names)

@@ -28,7 +28,8 @@ class Configurations:
     """Scenarios of one method.
 
     Arrays have one row for each scenario; those about sequences have a column for each slot, as
-    many as the largest batch has. `live` says which slots a scenario uses.
+    many as the largest batch has. `live` says in which slots there is a sequence: as many as the
+    batch has, fewer where a trace's last requests end.
     """
 
     def __init__(self, scenarios: Sequence[Scenario]) -> None:
@@ -44,6 +45,11 @@ class Configurations:
 
     def __len__(self) -> int:
         return len(self.scenarios)
+
+    @property
+    def sequences(self) -> np.ndarray:
+        """How many sequences each scenario has now."""
+        return np.asarray(self.live.sum(axis=1))
 
     def column(self, value: Callable[[Scenario], float]) -> np.ndarray:
         """One value for each scenario."""

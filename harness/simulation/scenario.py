@@ -7,8 +7,9 @@ from typing import Literal, get_args
 
 from harness.errors import UsageError
 from harness.messages import unknown
-from harness.simulation.acceptance import Acceptance, Trace
+from harness.simulation.acceptance import Acceptance
 from harness.simulation.profile import Profile
+from harness.simulation.traces import Trace
 from impl.ssd.fan_out import FanOut, geometric, uniform
 from impl.ssd.theory import expected_tokens
 
@@ -35,7 +36,7 @@ class Scenario:
         fast_acceptance, fast_lookahead: of the fast fallback's tokens.
         width: candidates at each position of the tree, the trunk's own included.
         context: mean tokens of a sequence, prompt and output so far.
-        output_tokens: emitted before a sequence is replaced.
+        output_tokens: emitted before a sequence is replaced; a trace's requests have their own.
     """
 
     method: Method

@@ -66,16 +66,12 @@ class Autoregressive(Schedule):
 
     def __init__(self, configurations: Configurations) -> None:
         super().__init__(configurations)
-        table = configurations.passes("verify_idle", lambda s: s.batch_size)
-        self._turn = Turn(
-            np.ones_like(configurations.live, dtype=int),
-            table.at(configurations.batch_size),
-            self._never,
-        )
+        self._verify = configurations.passes("verify_idle", lambda s: s.batch_size)
+        self._one = np.ones_like(configurations.live, dtype=int)
 
     def turn(self, number: int, outcomes: Outcomes) -> Turn:  # noqa: ARG002
         """See `Schedule`."""
-        return self._turn
+        return Turn(self._one, self._verify.at(self.configurations.sequences), self._never)
 
 
 class Speculative(Schedule):
@@ -84,7 +80,7 @@ class Speculative(Schedule):
     def __init__(self, configurations: Configurations) -> None:
         super().__init__(configurations)
         c = configurations
-        self._draft = c.passes("draft_idle", lambda s: s.batch_size).at(c.batch_size)
+        self._draft = c.passes("draft_idle", lambda s: s.batch_size)
         self._width = c.column(self.candidates)[:, None]
         self._verify = c.passes(
             "verify_idle", lambda s: s.batch_size * (s.lookahead * self.candidates(s) + 1)
@@ -101,7 +97,7 @@ class Speculative(Schedule):
         drafted = outcomes.drafted(number, c.lookahead)
         accepted = np.minimum(outcomes.accepted(number), drafted)
         verify = self._verify.at(((drafted * self._width + 1) * c.live).sum(axis=1))
-        seconds = drafted.max(axis=1) * self._draft + verify
+        seconds = (drafted * c.live).max(axis=1) * self._draft.at(c.sequences) + verify
         further = self.further(number, accepted, drafted, outcomes)
         return Turn(accepted + 1 + further, seconds, self._never)
 
@@ -132,7 +128,7 @@ class Tree(Speculative):
         self, number: int, accepted: np.ndarray, drafted: np.ndarray, outcomes: Outcomes
     ) -> np.ndarray:
         """See `Speculative`."""
-        missed = outcomes.beyond(number, accepted, self._width - 1)
+        missed = outcomes.beyond(number, accepted, drafted, self._width - 1)
         return np.asarray((accepted < drafted) & ~missed)
 
 
@@ -140,71 +136,83 @@ class Amusd(Schedule):
     """The draft never stops; the target verifies what is there, K tokens at most.
 
     If all are accepted, the token drafted next, where it is there, is judged in the bonus token's
-    place and the chain goes on; after a mismatch it begins anew, and the target waits for a token.
+    place and the chain goes on; after a mismatch it begins anew, and the target waits for a token:
+    for the pass that the draft is in, half of it on average, and for one more.
     """
 
     def __init__(self, configurations: Configurations) -> None:
         super().__init__(configurations)
         c = configurations
-        draft = c.passes("draft_loaded", lambda s: s.batch_size).at(c.batch_size)
-        self._first = c.passes("draft_idle", lambda s: s.batch_size).at(c.batch_size)
-        self._draft = draft[:, None]
+        self._idle = c.passes("draft_idle", lambda s: s.batch_size)
+        self._draft = c.passes("draft_loaded", lambda s: s.batch_size)
         self._verify = c.passes("verify_loaded", lambda s: s.batch_size * (s.lookahead + 1))
         self._ahead = np.zeros(c.live.shape)  # tokens drafted and not judged, the next one's part
+        self._corrected = np.zeros(c.live.shape, dtype=bool)  # the draft's last chain has ended
 
     def turn(self, number: int, outcomes: Outcomes) -> Turn:
         """See `Schedule`."""
         c = self.configurations
+        draft = self._draft.at(c.sequences)[:, None]
         empty = (self._ahead < 1) & c.live
-        waited = np.where(empty.any(axis=1), self._first + c.transfer, 0.0)
-        ahead = np.where(empty, 1.0, self._ahead + waited[:, None] / self._draft)
+        passes = np.where((empty & self._corrected).any(axis=1), 1.5, 1.0)
+        first = passes * self._idle.at(c.sequences) + c.transfer
+        waited = np.where(empty.any(axis=1), first, 0.0)
+        ahead = np.where(empty, 1.0, self._ahead + waited[:, None] / draft)
         fed = np.minimum(ahead.astype(int), c.lookahead[:, None])
         seconds = self._verify.at(((fed + 1) * c.live).sum(axis=1))
-        ahead += seconds[:, None] / self._draft
+        ahead += seconds[:, None] / draft
         accepted = np.minimum(outcomes.accepted(number), fed)
-        goes_on = (accepted == fed) & (ahead >= fed + 1) & outcomes.next_accepted(number)
+        there = (accepted == fed) & (ahead >= fed + 1)
+        goes_on = there & outcomes.next_accepted(number, accepted)
         self._ahead = np.where(goes_on, np.minimum(ahead - fed - 1, _MAX_AHEAD), 0.0)
+        self._corrected = ~goes_on
         return Turn(accepted + 1, waited + seconds, np.asarray(empty.any(axis=1)))
 
     def restart(self, finished: np.ndarray) -> None:
         """See `Schedule`."""
         self._ahead[finished] = 0.0
+        self._corrected[finished] = False
 
 
 class Pearl(Schedule):
     """The draft drafts a block of K while the target verifies (Liu et al. 2024).
 
     Pre-verification, after a rejection: the target judges the block's first token while the rest
-    is drafted. Post-verification: it judges a whole block while the next one is drafted; where all
-    are accepted the next block begins with what would be the bonus token.
+    is drafted. Post-verification: it judges the rest of a block, which it waits for, and the first
+    token of the next one, which is drafted beside it; K tokens in all.
     """
 
     def __init__(self, configurations: Configurations) -> None:
         super().__init__(configurations)
         c = configurations
-        table = c.passes("draft_loaded", lambda s: s.batch_size)
-        self._drafting = c.lookahead * table.at(c.batch_size)
+        self._draft = c.passes("draft_loaded", lambda s: s.batch_size)
         self._verify = c.passes("verify_loaded", lambda s: s.batch_size * (s.lookahead + 1))
-        self._waiting = np.zeros(c.live.shape, dtype=int)  # drafted tokens of a block to be judged
+        self._fresh = np.ones(c.live.shape, dtype=bool)  # no token of its block is verified
+        self._rest = np.zeros(c.live.shape)  # seconds until the block that is judged next is there
+        self._late = np.zeros(c.live.shape)  # seconds of the pass that a new block waits for
 
     def turn(self, number: int, outcomes: Outcomes) -> Turn:
         """See `Schedule`."""
         c = self.configurations
-        fresh = self._waiting == 0
-        judged = np.where(fresh, 1, self._waiting)
-        # A fresh block's first position needs the last token alone; so the pass sees one token.
-        tokens = (np.where(fresh, 1, self._waiting) * c.live).sum(axis=1)
-        seconds = np.maximum(self._verify.at(tokens), self._drafting) + c.transfer
+        draft, block = self._draft.at(c.sequences)[:, None], c.lookahead[:, None]
+        waited = (self._rest * (c.live & ~self._fresh)).max(axis=1)
+        judged = np.where(self._fresh, 1, block)
+        verify = self._verify.at((judged * c.live).sum(axis=1))
+        first = (np.where(self._fresh, draft + self._late, draft) * c.live).max(axis=1)
+        passing = np.maximum(verify, first) + c.transfer
+        drafted = np.where(self._fresh, (waited + passing)[:, None] - self._late, passing[:, None])
         accepted = np.minimum(outcomes.accepted(number), judged)
         all_accepted = accepted == judged
-        block = c.lookahead[:, None]
-        left = np.where(fresh, block - 1, block)
-        self._waiting = np.where(all_accepted, left, 0)
-        return Turn(np.where(all_accepted, judged, accepted + 1), seconds, self._never)
+        self._rest = np.maximum(block * draft - drafted, 0.0)
+        self._late = np.where(~all_accepted & (self._rest > 0), 0.5 * draft, 0.0)
+        self._fresh = ~all_accepted
+        emitted = np.where(all_accepted, judged, accepted + 1)
+        return Turn(emitted, waited + passing, self._never)
 
     def restart(self, finished: np.ndarray) -> None:
         """See `Schedule`."""
-        self._waiting[finished] = 0
+        self._fresh |= finished
+        self._late[finished] = 0.0
 
 
 class Saguaro(Schedule):
@@ -245,7 +253,7 @@ class Saguaro(Schedule):
         accepted = np.where(fast, self._fast_accepted(outcomes.uniform(number)), accepted)
         turn = Turn(accepted + 1, seconds + c.transfer, stalled, self._hit, ~self._first)
         guesses = np.take_along_axis(self._guesses, accepted, axis=1)
-        self._hit = ~outcomes.beyond(number, accepted, guesses)
+        self._hit = ~outcomes.beyond(number, accepted, drafted, guesses)
         self._first = np.zeros_like(self._first)
         return turn
 
