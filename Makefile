@@ -8,7 +8,7 @@ PYTHON ?= $(shell for python in python3 python3.11 python3.12 python3.13 python3
 	$$python -c '$(SUPPORTED)' 2>/dev/null && echo $$python && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv reproduce publish test check bench bench-ssd clean
+.PHONY: help venv reproduce publish test check browser-test bench bench-ssd clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -45,6 +45,10 @@ check: $(INSTALLED)  ## lint, formatting and types
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+
+browser-test: $(INSTALLED)  ## open every kind of page in Chromium (needs chromium, node and npm)
+	npm ci --prefix tests/browser --no-audit --no-fund
+	$(BIN)/pytest tests/browser
 
 bench: $(INSTALLED)  ## time the engine beside the memory-bandwidth floor
 	$(BIN)/harness pairs pull smollm2-135m

@@ -17,6 +17,7 @@ FOREIGN = 0.03  # share of the run's cores
 ELSEWHERE = 0.10  # share of all cores: other cores share memory and power with the run's
 SLOW = 0.95  # of the run's median clock
 LEAST_S = 0.1  # core-seconds below which the kernel's 10 ms ticks say little
+_NAMED = 8  # cells in a sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +59,9 @@ class Disturbance:
 
     @property
     def sentence(self) -> str:
-        """With the cells by name."""
-        return f"{self.told}, up to {self.worst}: {', '.join(self.cells)}"
+        """With the worst cells by name."""
+        more = f" and {len(self.cells) - _NAMED} more" if len(self.cells) > _NAMED else ""
+        return f"{self.told}, up to {self.worst}: {', '.join(self.cells[:_NAMED])}{more}"
 
 
 @dataclass(frozen=True, slots=True)

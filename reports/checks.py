@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "greedy_equality": "Greedy outputs are those of autoregressive decoding",
+    "losslessness": "Outputs follow the target's distribution",
     "aa_control": "AR measured twice is as fast as itself",
     "quiet_machine": "The machine was the run's own",
     "invariants": "Stored rounds add up to the outputs",

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from itertools import cycle
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +19,8 @@ _VARIABLES = (
 )
 _MARKER = re.compile(r"#0a00([0-9a-f]{2})")
 _KNOWN_METHODS = ("ar", "sd", "ssd", "tree", "amusd", "pearl")
-_SHAPES = ("o", "s", "D", "^", "v", "P", "X", "p")
+_GLYPHS = {"o": "●", "s": "■", "D": "◆", "^": "▲", "v": "▼", "P": "✚", "X": "✖", "p": "⬟"}
+_SHAPES = tuple(_GLYPHS)
 
 
 class MethodStyle(NamedTuple):
@@ -28,6 +28,11 @@ class MethodStyle(NamedTuple):
 
     variable: str
     shape: str
+
+    @property
+    def glyph(self) -> str:
+        """The shape as a character, for legends."""
+        return _GLYPHS[self.shape]
 
     @property
     def colour(self) -> str:
@@ -53,12 +58,19 @@ def light_colours() -> Mapping[str, str]:
 
 
 def method_styles(methods: Iterable[str]) -> Mapping[str, MethodStyle]:
-    """Styles by method: ours always look the same, others take the slots that ours leave free."""
+    """Styles by method: ours always look the same, others take the slots that ours leave free.
+
+    With more methods than slots a colour comes again, in another shape.
+    """
     named = set(methods)
     ours = {method: slot for slot, method in enumerate(_KNOWN_METHODS) if method in named}
     free = [slot for slot in range(len(_SHAPES)) if slot not in ours.values()]
-    others = zip(sorted(named - set(ours)), cycle(free or range(len(_SHAPES))), strict=False)
+    looks = {method: (slot, slot) for method, slot in ours.items()}
+    for number, method in enumerate(sorted(named - set(ours))):
+        turn, place = divmod(number, len(free) or len(_SHAPES))
+        slot = free[place] if free else place
+        looks[method] = slot, (slot + 3 * (turn + (not free))) % len(_SHAPES)
     return {
-        method: MethodStyle(f"method-{slot + 1}", _SHAPES[slot])
-        for method, slot in (ours | dict(others)).items()
+        method: MethodStyle(f"method-{slot + 1}", _SHAPES[shape])
+        for method, (slot, shape) in looks.items()
     }

@@ -32,15 +32,6 @@ class IntervalRow(NamedTuple):
     estimate: Estimate
 
 
-class PlanePoint(NamedTuple):
-    """One cell on the latency/throughput plane."""
-
-    method: str
-    batch_size: int
-    per_user: float  # tokens/s that one sequence sees
-    throughput: float  # tokens/s of all sequences together, per device of the view
-
-
 @dataclass(frozen=True)
 class RoundTime:
     """Where the mean round of one method goes, in milliseconds."""
@@ -54,9 +45,19 @@ class RoundTime:
 
 
 def draw_intervals(
-    rows: Sequence[IntervalRow], styles: Mapping[str, MethodStyle], label: str
+    rows: Sequence[IntervalRow],
+    styles: Mapping[str, MethodStyle],
+    label: str,
+    reference: float | None = 1.0,
 ) -> Figure:
-    """A dot and an interval for each row, under a heading for each group; the line is 1 (equal)."""
+    """A dot and an interval for each row, under a heading for each group.
+
+    Args:
+        rows: of one chart.
+        styles: by method.
+        label: of the axis.
+        reference: where a line is drawn, 1 for equal; None for an axis from 0 to 1 without one.
+    """
     groups = list(dict.fromkeys(row.group for row in rows))
     body = _ROW * len(rows) + _HEAD * len(groups)
     left = _label_width([row.method for row in rows])
@@ -68,10 +69,13 @@ def draw_intervals(
         for row in (row for row in rows if row.group == group):
             _draw_interval(axes, position + _ROW / 2, row, styles[row.method], left)
             position += _ROW
-    ends = [1.0, *(end for row in rows for end in _ends(row.estimate))]
-    margin = 0.06 * (max(ends) - min(ends) + 0.1)
-    axes.set_xlim(min(ends) - margin, max(ends) + margin)
-    axes.axvline(1.0, color=drawn("muted"), linewidth=1.0)
+    if reference is None:
+        axes.set_xlim(0, 1.02)
+    else:
+        ends = [reference, *(end for row in rows for end in _ends(row.estimate))]
+        margin = 0.06 * (max(ends) - min(ends) + 0.1)
+        axes.set_xlim(min(ends) - margin, max(ends) + margin)
+        axes.axvline(reference, color=drawn("muted"), linewidth=1.0)
     axes.grid(visible=True, axis="x")
     axes.set_xlabel(label)
     return figure
@@ -89,7 +93,7 @@ def _draw_interval(axes: Axes, y: float, row: IntervalRow, style: MethodStyle, l
         markevery=[len(ends) // 2],  # the value
         solid_capstyle="butt",
     )
-    _write_beside(axes, _short(row.method), y, left=-left)
+    _write_beside(axes, short_label(row.method), y, left=-left)
     _write_beside(axes, interval_text(row.estimate), y, right=132)
 
 
@@ -97,42 +101,6 @@ def _ends(estimate: Estimate) -> list[float]:
     """(low, value, high), or the value alone where there is no interval."""
     ends = (estimate.low, estimate.value, estimate.high)
     return [end for end in ends if end is not None]
-
-
-def draw_plane(
-    points: Sequence[PlanePoint], styles: Mapping[str, MethodStyle], label: str, top: float
-) -> Figure:
-    """Tokens/s per user against tokens/s per device, one line a method over batch sizes.
-
-    Args:
-        points: the cells of one dataset and temperature.
-        styles: by method.
-        label: of the throughput axis.
-        top: upper end of the throughput axis, equal in panels compared.
-    """
-    figure = new_figure(height=330)
-    axes = figure.add_axes((58 / PANEL_WIDTH, 48 / 330, 384 / PANEL_WIDTH, 266 / 330))
-    batch_sizes = {point.batch_size for point in points}
-    for method in dict.fromkeys(point.method for point in points):
-        line = sorted((p for p in points if p.method == method), key=lambda p: p.batch_size)
-        style = styles[method]
-        x, y = [p.per_user for p in line], [p.throughput for p in line]
-        axes.plot(x, y, color=style.colour, marker=style.shape, markersize=7, linewidth=1.6)
-        for point in line:
-            axes.annotate(
-                f"b{point.batch_size}" if len(batch_sizes) > 1 else _short(method),
-                (point.per_user, point.throughput),
-                xytext=(0, 8),
-                textcoords="offset points",
-                ha="center",
-                color=style.colour,
-            )
-    axes.set_xlim(0, 1.18 * max(point.per_user for point in points))
-    axes.set_ylim(0, 1.15 * top)
-    axes.grid(visible=True)
-    axes.set_xlabel("tokens/s per user")
-    axes.set_ylabel(label)
-    return figure
 
 
 def draw_round_times(rows: Sequence[RoundTime]) -> Figure:
@@ -153,7 +121,7 @@ def draw_round_times(rows: Sequence[RoundTime]) -> Figure:
                 linewidth=0.8,
             )
             start += milliseconds
-        _write_beside(axes, _short(row.method), y, left=-left)
+        _write_beside(axes, short_label(row.method), y, left=-left)
         _write_beside(axes, f"{row.total:.1f} ms", y, right=78)
     axes.set_xlim(0, longest * 1.02)
     axes.grid(visible=True, axis="x")
@@ -198,10 +166,10 @@ def _row_axes(body: float, left: float, right: float) -> tuple[Figure, Axes]:
 
 def _label_width(labels: Sequence[str]) -> float:
     """Room for the longest label at the left of a chart, in CSS pixels."""
-    return 14 + 8 * max(7, *(len(_short(label)) for label in labels))
+    return 14 + 8 * max(7, *(len(short_label(label)) for label in labels))
 
 
-def _short(label: str) -> str:
+def short_label(label: str) -> str:
     """A label that leaves room for the chart; the words beside the chart have it in full."""
     return label if len(label) <= _LONGEST_LABEL else f"{label[: _LONGEST_LABEL - 1]}…"
 
@@ -219,5 +187,6 @@ def _write_beside(
         ha="right" if right else "left",
         va="center",
         fontweight=weight,
+        bbox={"facecolor": drawn("paper"), "edgecolor": "none", "pad": 1.0},
         annotation_clip=False,
     )

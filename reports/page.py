@@ -1,7 +1,8 @@
-"""Stored runs as one HTML page that needs nothing else: no network, no script, no torch.
+"""Stored runs as one HTML page that needs nothing else: no network, no torch, no script.
 
-Never measures. Numbers come from `harness.summary`, provenance from the manifest. Everything that
-a run holds (names, errors, prompts) is text to be escaped, here and in the charts.
+Where scripts may run, one of ours sorts the tables. Never measures: numbers come from
+`harness.summary`, provenance from the manifest. Everything that a run holds (names, errors,
+prompts) is text to be escaped, here and in the charts.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from harness.metrics import split_cells
 from harness.summary import emulated_devices, placement_convention
 from reports import prediction, provenance, tables, tuning, verdict
 from reports.checks import CheckView, check_views
 from reports.colours import method_styles
+from reports.downloads import ROOM, Download, downloads
 from reports.results import read_results
 from reports.sections import Evidence, FigureSection, figure_sections
 from reports.templating import render_template, write_text
@@ -52,6 +55,7 @@ class RunView:
     sources: tuple[provenance.Source, ...]
     properties: tuple[provenance.Fact, ...]
     blocks: tuple[provenance.Block, ...]
+    downloads: tuple[Download, ...]
 
 
 def build(run_dirs: Sequence[Path], out: Path) -> Path:
@@ -74,18 +78,20 @@ def build(run_dirs: Sequence[Path], out: Path) -> Path:
 
 def render(runs: Sequence[RunData]) -> str:
     """The page as HTML; the same runs always give the same page."""
-    views = [_view(f"run-{index}", run) for index, run in enumerate(runs, start=1)]
+    room = ROOM // len(runs)
+    views = [_view(f"run-{index}", run, room) for index, run in enumerate(runs, start=1)]
     title = views[0].title if len(views) == 1 else f"{len(views)} benchmark runs"
     return render_template("page.html.j2", title=title, runs=views, warnings=_unlike_machines(runs))
 
 
-def _view(key: str, run: RunData) -> RunView:
+def _view(key: str, run: RunData, room: int) -> RunView:
     manifest, result = run.manifest, read_results(run)
     pair = provenance.pair_name(manifest)
     styles = method_styles(cell.method for cell in result.cells)
     sound = tuple(cell for cell in result.measured if not cell.degraded)
     placement, emulated = placement_convention(manifest), emulated_devices(manifest)
-    evidence = Evidence(key, sound, run.requests, run.rounds, styles, placement)
+    data = {each.cell: each for each in split_cells(run.requests, run.rounds)}
+    evidence = Evidence(key, sound, data, run.requests, run.rounds, styles, placement)
     return RunView(
         key=key,
         title=f"{pair}, EMULATED {emulated}" if emulated else pair,
@@ -110,6 +116,7 @@ def _view(key: str, run: RunData) -> RunView:
         sources=tuple(provenance.sources(manifest)),
         properties=(*provenance.facts(manifest), provenance.energy_fact(result, manifest)),
         blocks=tuple(provenance.blocks(manifest)),
+        downloads=tuple(downloads(key, run, result, room)),
     )
 
 

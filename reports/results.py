@@ -11,6 +11,7 @@ from harness.checks import Status
 from harness.contention import Contention
 from harness.energy import Energy
 from harness.metrics import CellMetrics
+from harness.plan import Cell
 from harness.prediction import Prediction
 from harness.speedup import Speedup
 
@@ -29,8 +30,9 @@ class CategoryResult(CellMetrics):
 class CellResult(CellMetrics):
     """The figures of one cell, with what is told beside them.
 
-    `degraded` is the reason why the target went on alone, or None; `untuned` says that the method
-    ran on default parameters.
+    `verified` is what the losslessness certificate says of the method at this temperature and batch
+    size, None where it says nothing; `degraded` is the reason why the target went on alone, or
+    None; `untuned` says that the method ran on default parameters.
     """
 
     method: str
@@ -38,6 +40,7 @@ class CellResult(CellMetrics):
     dataset: str
     temperature: float
     batch_size: int
+    verified: bool | None
     degraded: str | None
     untuned: bool
     prediction: Prediction | None
@@ -45,6 +48,11 @@ class CellResult(CellMetrics):
     energy: Energy | None
     speedup: dict[str, Speedup]
     categories: dict[str, CategoryResult]
+
+    @property
+    def key(self) -> Cell:
+        """Which cell of the plan it is."""
+        return Cell(self.method, self.dataset, self.temperature, self.batch_size, self.control)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from harness.metrics import acceptance_by_position
 from harness.plan import BASELINE
 from harness.summary import BASELINES
-from reports import figures, timeline
+from reports import figures, intervals, timeline
+from reports.plane import both_views, describe_plane, draw_planes, highest
 from reports.svg import inline_svg, style
 from reports.tables import interval_text, present
 
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
     from markupsafe import Markup
     from matplotlib.figure import Figure
 
-    from harness.metrics import PositionAcceptance
+    from harness.metrics import CellData, PositionAcceptance
+    from harness.plan import Cell
+    from harness.statistics import Estimate
     from reports.colours import MethodStyle
     from reports.results import CategoryResult, CellResult
 
@@ -42,10 +45,11 @@ _SPAN_LABELS = {
 
 
 class LegendEntry(NamedTuple):
-    """A colour and what it stands for."""
+    """A colour, for lines also the shape of their marks, and what they stand for."""
 
     variable: str
     label: str
+    glyph: str = "■"
 
 
 class Panel(NamedTuple):
@@ -78,6 +82,7 @@ class Evidence:
     Attributes:
         key: prefix of every id in the page that belongs to this run.
         cells: summaries of the measured cells, A/A control left out.
+        data: the rows behind each.
         requests: all rows of requests.parquet.
         rounds: all rows of rounds.parquet.
         styles: by method.
@@ -86,6 +91,7 @@ class Evidence:
 
     key: str
     cells: Sequence[CellResult]
+    data: Mapping[Cell, CellData]
     requests: pd.DataFrame
     rounds: pd.DataFrame
     styles: Mapping[str, MethodStyle]
@@ -96,12 +102,13 @@ def figure_sections(evidence: Evidence) -> list[FigureSection]:
     """Every figure that the run has data for, in reading order."""
     with style():
         sections = (
-            _speedups(evidence),
             _plane(evidence),
-            _round_times(evidence),
-            _timelines(evidence),
+            _speedups(evidence),
             _categories(evidence),
             _acceptance(evidence),
+            _hit_rates(evidence),
+            _round_times(evidence),
+            _timelines(evidence),
         )
         return [section for section in sections if section is not None]
 
@@ -132,7 +139,8 @@ def _section(
 
 
 def _method_legend(evidence: Evidence, methods: Iterable[str]) -> list[LegendEntry]:
-    return [LegendEntry(evidence.styles[name].variable, name) for name in dict.fromkeys(methods)]
+    styles = {name: evidence.styles[name] for name in dict.fromkeys(methods)}
+    return [LegendEntry(look.variable, name, look.glyph) for name, look in styles.items()]
 
 
 def _span_legend(kinds: Iterable[str]) -> list[LegendEntry]:
@@ -199,30 +207,19 @@ def _interval_drawing(
     if not rows:
         return []
     figure = figures.draw_intervals(rows, styles, f"times as fast as {baseline.upper()}")
-    words = "; ".join(f"{row.group}, {row.method}: {interval_text(row.estimate)}" for row in rows)
-    return [_Drawing(f"Over {baseline.upper()}, {where}", figure, f"{words}.")]
+    return [_Drawing(f"Over {baseline.upper()}, {where}", figure, _describe_rows(rows))]
 
 
 def _plane(evidence: Evidence) -> FigureSection | None:
     drawings, methods = [], []
     for (dataset, temperature), cells in _by(evidence.cells, ("dataset", "temperature")):
-        shown = [
-            cell
-            for cell in cells
-            if present(cell.tokens_per_s_per_device) and present(cell.tpot_ms.p50)
-        ]
-        if len(shown) < 2:
-            continue
-        methods += [cell.method for cell in shown]
-        where = f"{dataset}, temperature {temperature:g}"
-        top = max(cell.tokens_per_s or 0.0 for cell in shown)
-        for view, per, attribute in (
-            (*_WHOLE[evidence.placement], "tokens_per_s"),
-            ("Per device", "per device", "tokens_per_s_per_device"),
-        ):
-            points = [_plane_point(cell, attribute) for cell in shown]
-            figure = figures.draw_plane(points, evidence.styles, f"tokens/s {per}", top)
-            drawings.append(_Drawing(f"{view}: {where}", figure, _describe_plane(points, per)))
+        name, whole = _WHOLE[evidence.placement]
+        views = both_views([(cell, evidence.data[cell.key]) for cell in cells], whole)
+        methods += [point.method for view in views for point in view.points]
+        for view, title in zip(views, (name, "Per device"), strict=False):
+            figure = draw_planes([view], evidence.styles, highest(views))
+            title = f"{title}: {dataset}, temperature {temperature:g}"
+            drawings.append(_Drawing(title, figure, describe_plane(view)))
     return _section(
         evidence,
         "plane",
@@ -230,15 +227,42 @@ def _plane(evidence: Evidence) -> FigureSection | None:
         "Up is more tokens from the machine, right is more for each user (1 / median TPOT); up and "
         f"right is better. {_PLANE[evidence.placement]}; "
         "per device, the tokens are divided by all the devices a method uses, the draft's own "
-        "included. A line joins one method's batch sizes (b).",
-        _method_legend(evidence, methods),
+        "included. A line joins one method's batch sizes (b), crosses are 95% intervals, and no "
+        "cell lies beyond the dashed frontier.",
+        [*_method_legend(evidence, methods), LegendEntry("muted", "frontier", "┄")],
         drawings,
     )
 
 
-def _plane_point(cell: CellResult, attribute: str) -> figures.PlanePoint:
-    per_user = 1000 / (cell.tpot_ms.p50 or float("inf"))
-    return figures.PlanePoint(cell.method, cell.batch_size, per_user, getattr(cell, attribute))
+def _hit_rates(evidence: Evidence) -> FigureSection | None:
+    drawings = []
+    for (temperature, batch_size), cells in _by(evidence.cells, _SETTING):
+        rows = [
+            figures.IntervalRow(cell.dataset, cell.method, _hit_rate(evidence.data[cell.key]))
+            for cell in cells
+            if present(cell.hit_rate)
+        ]
+        if rows:
+            where = f"Temperature {temperature:g}, batch size {batch_size}"
+            figure = figures.draw_intervals(rows, evidence.styles, "cache hit rate", reference=None)
+            drawings.append(_Drawing(where, figure, _describe_rows(rows)))
+    return _section(
+        evidence,
+        "hits",
+        "Cache hit rate",
+        "How many of the verifications' outcomes were in the speculation cache, with 95% intervals "
+        "over prompts. A hit has its draft ready; a miss waits for the backup.",
+        (),
+        drawings,
+    )
+
+
+def _hit_rate(data: CellData) -> Estimate:
+    """Hits over outcomes that were looked up, with an interval over prompts."""
+    looked = data.rounds[data.rounds["cache"].notna()]
+    prompts = data.requests.set_index(["item", "request_id"])["prompt_index"].rename("prompt")
+    by_prompt = looked.join(prompts, on=["item", "request_id"]).groupby("prompt")["cache"]
+    return intervals.share(by_prompt.agg(lambda own: (own == "hit").sum()), by_prompt.size())
 
 
 def _round_times(evidence: Evidence) -> FigureSection | None:
@@ -339,15 +363,9 @@ def _describe_round_time(row: figures.RoundTime) -> str:
     return f"{row.method}: {row.total:.1f} ms a round ({parts})"
 
 
-def _describe_plane(points: Sequence[figures.PlanePoint], per: str) -> str:
-    return (
-        "; ".join(
-            f"{p.method} at batch size {p.batch_size}: {p.per_user:.1f} tokens/s per user, "
-            f"{p.throughput:.1f} tokens/s {per}"
-            for p in points
-        )
-        + "."
-    )
+def _describe_rows(rows: Sequence[figures.IntervalRow]) -> str:
+    words = (f"{row.group}, {row.method}: {interval_text(row.estimate)}" for row in rows)
+    return f"{'; '.join(words)}."
 
 
 def _describe_acceptance(rates: Mapping[str, Sequence[PositionAcceptance]]) -> str:

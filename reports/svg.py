@@ -138,7 +138,7 @@ def _labelled(source: str, key: str, title: str, description: str) -> Markup:
         raise ValueError("matplotlib wrote no <svg> element")
     attributes = Markup(_SIZE.sub("", root[1]).strip())
     opening = Markup(
-        '<svg {} role="img" aria-labelledby="{key}-title {key}-desc" style="max-width:{width}px">'
+        '<svg {} role="img" aria-labelledby="{key}-title {key}-desc" style="--natural:{width}px">'
         '<title id="{key}-title">{}</title><desc id="{key}-desc">{}</desc>'
     ).format(attributes, title, description, key=key, width=_natural_width(root[1]))
     return opening + Markup(source[root.end() :].strip())

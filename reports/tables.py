@@ -27,12 +27,27 @@ class Value(NamedTuple):
 Values = tuple[Value | None, ...]
 
 
+class Certificate(NamedTuple):
+    """What is known of a method's losslessness, and how it is shown."""
+
+    badge: str
+    words: str
+
+
+_CERTIFICATES = {
+    True: Certificate("pass", "lossless"),
+    False: Certificate("fail", "NOT lossless"),
+    None: Certificate("skipped", "unverified"),
+}
+
+
 @dataclass(frozen=True)
 class Row:
     """One cell of the benchmark as it is shown."""
 
     variable: str
     method: str
+    certificate: Certificate
     dataset: str
     temperature: str
     batch_size: int
@@ -89,6 +104,7 @@ def _rows(
             Row(
                 variable=styles[cell.method].variable,
                 method=_label(cell),
+                certificate=_CERTIFICATES[cell.verified],
                 dataset=cell.dataset,
                 temperature=f"{cell.temperature:g}",
                 batch_size=cell.batch_size,

@@ -1,4 +1,4 @@
-"""What a run shows, in up to three sentences that never claim more than the intervals allow."""
+"""What a run shows, in a few sentences that never claim more than the intervals allow."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def sentences(pair: str, result: RunResult) -> list[str]:
         return [f"On {pair}, no request was finished, so there is nothing to report yet."]
     found = (
         speed_sentence(pair, result.measured),
-        greedy_sentence(result.checks_named("greedy_equality")),
+        lossless_sentences(result),
         doubt_sentence(result),
     )
     return [sentence for sentence in found if sentence]
@@ -91,6 +91,28 @@ def greedy_sentence(checks: Sequence[CheckResult]) -> str:
             "the target's two best logits."
         )
     return "Greedy outputs are identical to AR's in every prompt that was compared."
+
+
+def lossless_sentences(result: RunResult) -> str:
+    """What is known of the outputs, greedy and sampled."""
+    greedy = greedy_sentence(result.checks_named("greedy_equality"))
+    return " ".join(filter(None, (greedy, sampled_sentence(result))))
+
+
+def sampled_sentence(result: RunResult) -> str:
+    """What the certificate says of outputs at temperature > 0; empty where there are none."""
+    if all(cell.temperature == 0 for cell in result.measured):
+        return ""
+    statuses = [check.status for check in result.checks_named("losslessness")]
+    tested = [status for status in statuses if status is not Status.SKIP]
+    if failed := tested.count(Status.FAIL):
+        return (
+            f"Not lossless: {failed} of {len(tested)} tests of sampled outputs failed "
+            "(see the checks)."
+        )
+    if tested:
+        return f"Sampled outputs follow the target's distribution in all {len(tested)} tests."
+    return "Whether sampled outputs follow the target's distribution was not tested."
 
 
 def doubt_sentence(result: RunResult) -> str:

@@ -16,8 +16,7 @@ from harness.metrics import CELL_COLUMNS, cell_of
 from harness.plan import BASELINE, Cell
 from harness.statistics import Estimate
 from harness.summary import BASELINES
-from reports import provenance
-from reports.dashboard import intervals
+from reports import intervals, provenance
 from reports.dashboard.records import Group, Observation, Record
 
 if TYPE_CHECKING:

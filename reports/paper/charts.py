@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_HEIGHT, _LEFT, _FOOT, _TOP = 300.0, 62.0, 50.0, 16.0
+_HEIGHT, _LEFT, _FOOT, _TOP = 300.0, 62.0, 50.0, 16.0  # of a panel, in CSS pixels
+_BODY = _HEIGHT - _FOOT - _TOP
+_ACROSS = 2  # panels in a row
 _LEGEND_ROW = 18.0
 
 
@@ -60,25 +62,30 @@ class Panel:
 
 
 def draw_panels(panels: Sequence[Panel]) -> Figure:
-    """Panels side by side, one legend below them; a label has one colour in all."""
+    """Panels, two in a row, one legend below them; a label has one colour in all."""
     labels = list(dict.fromkeys(line.label for panel in panels for line in panel.lines))
     styles = method_styles(labels)
-    columns = max(1, int(len(panels) * PANEL_WIDTH // (40 + 7 * max(map(len, labels)))))
-    rows = -(-len(labels) // columns)
-    height = _HEIGHT + rows * _LEGEND_ROW
-    width = PANEL_WIDTH * len(panels)
+    across = min(len(panels), _ACROSS)
+    columns = max(1, int(across * PANEL_WIDTH // (40 + 7 * max(map(len, labels)))))
+    rows, legend = -(-len(panels) // across), -(-len(labels) // columns) * _LEGEND_ROW
+    height, width = rows * _HEIGHT + legend, PANEL_WIDTH * across
     figure = new_figure(height=height, width=width)
-    below = _FOOT + rows * _LEGEND_ROW
     for number, panel in enumerate(panels):
-        left = number * PANEL_WIDTH + _LEFT
-        box = (left, below, PANEL_WIDTH - _LEFT - 14, height - below - _TOP)
+        row, column = divmod(number, across)
+        bottom = legend + (rows - 1 - row) * _HEIGHT + _FOOT
+        box = (column * PANEL_WIDTH + _LEFT, bottom, PANEL_WIDTH - _LEFT - 14, _BODY)
         axes = figure.add_axes((box[0] / width, box[1] / height, box[2] / width, box[3] / height))
         for line in panel.lines:
             style = styles[line.label]
             _draw_line(axes, line, style.colour, style.shape)
         _finish(axes, panel)
-    handles, names = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="lower center", ncols=columns, frameon=False)
+    shown = [axes.get_legend_handles_labels() for axes in figure.axes]
+    handles = {
+        name: line for lines, names in shown for line, name in zip(lines, names, strict=True)
+    }
+    figure.legend(
+        handles.values(), handles.keys(), loc="lower center", ncols=columns, frameon=False
+    )
     return figure
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.errors import UsageError
 from harness.fingerprint import differences
+from harness.metrics import CellData, split_cells
 from harness.plan import Cell
 from reports import provenance
 from reports.results import CellResult, read_results
@@ -24,11 +25,13 @@ class MeasuredCell:
 
     Attributes:
         figures: as the report of its run has them.
+        data: the rows behind them.
         options: of its decoder, resolved.
         diagnostics: of its decoder.
     """
 
     figures: CellResult
+    data: CellData
     options: Mapping[str, Any]
     diagnostics: Mapping[str, Any]
 
@@ -102,12 +105,12 @@ def varied(
 
 def _cells(run: RunData) -> Iterator[tuple[Cell, MeasuredCell]]:
     decoders = run.manifest.get("decoders") or {}
+    data = {each.cell: each for each in split_cells(run.requests, run.rounds)}
     for figures in read_results(run).measured:
-        cell = Cell(figures.method, figures.dataset, figures.temperature, figures.batch_size)
-        decoder = decoders.get(cell.id, {})
+        decoder = decoders.get(figures.key.id, {})
         if not figures.degraded:
             own = decoder.get("options") or {}, decoder.get("diagnostics") or {}
-            yield cell, MeasuredCell(figures, *own)
+            yield figures.key, MeasuredCell(figures, data[figures.key], *own)
 
 
 def _rounds(index: int, run: RunData) -> pd.DataFrame:

@@ -10,11 +10,13 @@ from harness.plan import BASELINE
 from harness.simulation.paper import PAIRS
 from harness.statistics import Estimate
 from harness.summary import BASELINES
-from reports.colours import MethodStyle, method_styles
-from reports.figures import IntervalRow, PlanePoint, draw_intervals, draw_plane
+from reports.colours import method_styles
+from reports.figures import IntervalRow, draw_intervals
 from reports.paper.charts import Line, Mark, Panel, draw_panels
 from reports.paper.evidence import MeasuredCell, PaperEvidence, varied
 from reports.paper.miss_rate import miss_rates
+from reports.paper.residual import residual_mass
+from reports.plane import Plane, PlanePoint, both_views, draw_planes, highest
 from reports.tables import present
 
 if TYPE_CHECKING:
@@ -57,6 +59,7 @@ def paper_figures(evidence: PaperEvidence) -> Iterator[PaperFigure | LeftOut]:
     yield _miss_rate(evidence)
     yield _fan_out(evidence)
     yield _saguaro_c(evidence)
+    yield _residual(evidence)
     yield _fallback(evidence)
     yield _speed(evidence)
     yield from _pareto(evidence)
@@ -93,7 +96,9 @@ def _fan_out(evidence: PaperEvidence) -> PaperFigure | LeftOut:
         return LeftOut("fan-out", "ssd with two values of fan_out, all other options equal")
     table = _frame(rows)
     panels = [
-        Panel("temperature", label, _lines(rows, "temperature", metric))
+        Panel("temperature", f"{label}, batch size {size}", _lines(own, "temperature", metric))
+        for size in sorted({row["batch_size"] for row in rows})
+        if (own := [row for row in rows if row["batch_size"] == size])
         for metric, label in (("hit_rate", "cache hit rate"), ("tokens_per_s", "tokens/s"))
     ]
     return PaperFigure(
@@ -122,11 +127,50 @@ def _saguaro_c(evidence: PaperEvidence) -> PaperFigure | LeftOut:
         "saguaro-c",
         "Saguaro sampling: acceptance against hits",
         "A smaller C takes mass from the guessed tokens in the draft's distribution, which leaves "
-        "more of it in the residual: more hits, less acceptance. C = 1 is plain sampling. The "
-        "residuals themselves are not stored in a run and not shown.",
+        "more of it in the residual: more hits, less acceptance. C = 1 is plain sampling.",
         _frame(rows),
         lambda: draw_panels(panels),
     )
+
+
+def _residual(evidence: PaperEvidence) -> PaperFigure | LeftOut:
+    import pandas as pd
+
+    found = {}
+    for group in varied(evidence.cells, "saguaro_c"):
+        for c, cells in group.items():
+            for temperature in sorted({cell.figures.temperature for cell in cells} - {0.0}):
+                own = [
+                    each.data.rounds for each in cells if each.figures.temperature == temperature
+                ]
+                table = residual_mass(pd.concat(own))
+                if not table.empty:
+                    found[temperature, c] = table.assign(temperature=temperature, saguaro_c=c)
+    if len({c for _, c in found}) < 2:
+        return LeftOut("saguaro-residual", "the rounds of saguaro-c with the ranks of outcomes")
+    panels = [
+        Panel(
+            "draft's likeliest tokens (F)",
+            f"mass of the residual, temperature {t:g}",
+            tuple(_mass_line(c, table) for (at, c), table in sorted(found.items()) if at == t),
+        )
+        for t in sorted({t for t, _ in found})
+    ]
+    return PaperFigure(
+        "saguaro-residual",
+        "The residual before and after Saguaro sampling",
+        "How much of norm(max(p - q, 0)) lies on the draft's F likeliest tokens, the rejected one "
+        "left out: the share of tokens emitted at rejections that were among them. C = 1: before; "
+        "the smaller C, the more mass is moved to tokens that the cache holds.",
+        pd.concat(found.values()),
+        lambda: draw_panels(panels),
+    )
+
+
+def _mass_line(c: float, table: pd.DataFrame) -> Line:
+    marks = zip(table["fan_out"].tolist(), table["mass"].tolist(), strict=True)
+    label = f"C = {c:g}" + " (before)" * (c == 1)
+    return Line(label, tuple(Mark(fan_out, mass) for fan_out, mass in marks))
 
 
 def _fallback(evidence: PaperEvidence) -> PaperFigure | LeftOut:
@@ -187,52 +231,44 @@ def _speed(evidence: PaperEvidence) -> PaperFigure | LeftOut:
 def _pareto(evidence: PaperEvidence) -> Iterator[PaperFigure | LeftOut]:
     groups: dict[tuple[str, float], list[MeasuredCell]] = {}
     for cell in evidence.cells:
-        found = cell.figures
-        if present(found.tokens_per_s_per_device) and present(found.tpot_ms.p50):
-            groups.setdefault((found.dataset, found.temperature), []).append(cell)
-    groups = {where: cells for where, cells in groups.items() if len(cells) > 1}
-    if not groups:
+        groups.setdefault((cell.figures.dataset, cell.figures.temperature), []).append(cell)
+    found = {
+        where: views
+        for where, cells in groups.items()
+        if (views := both_views([(c.figures, c.data) for c in cells], "on the same target"))
+    }
+    if not found:
         yield LeftOut("pareto", "two cells of one dataset and temperature that know their devices")
-    for number, ((dataset, temperature), cells) in enumerate(groups.items(), start=1):
-        styles = method_styles(cell.figures.method for cell in cells)
-        for view, attribute in (
-            ("equal-target", "tokens_per_s"),
-            ("per-device", "tokens_per_s_per_device"),
-        ):
-            yield _plane(
-                f"pareto-{number}-{view}",
-                f"{dataset}, temperature {temperature:g}",
-                cells,
-                styles,
-                attribute,
-            )
+    for number, ((dataset, temperature), views) in enumerate(found.items(), start=1):
+        yield _plane(f"pareto-{number}", f"{dataset}, temperature {temperature:g}", views)
 
 
-def _plane(
-    key: str,
-    where: str,
-    cells: Sequence[MeasuredCell],
-    styles: dict[str, MethodStyle] | Any,
-    attribute: str,
-) -> PaperFigure:
-    points = [
-        PlanePoint(
-            cell.figures.method,
-            cell.figures.batch_size,
-            1000 / (cell.figures.tpot_ms.p50 or float("inf")),
-            getattr(cell.figures, attribute),
-        )
-        for cell in cells
-    ]
-    per = "per device" if "device" in attribute else "on the same target"
-    top = max(cell.figures.tokens_per_s or 0.0 for cell in cells)
+def _plane(key: str, where: str, views: Sequence[Plane]) -> PaperFigure:
+    styles = method_styles(point.method for view in views for point in view.points)
+    rows = [_plane_row(view.label, point) for view in views for point in view.points]
     return PaperFigure(
         key,
         f"Latency and throughput, {where}",
-        f"Tokens/s of all sequences {per} against tokens/s per user (1 / median TPOT).",
-        _frame([point._asdict() for point in points]),
-        lambda: draw_plane(points, styles, f"tokens/s {per}", top),
+        "Tokens/s of all sequences together against tokens/s per user (1 / median TPOT): on the "
+        "same target, and divided by the devices that a method uses. A line joins one method's "
+        "batch sizes (b), crosses are 95% intervals, and no cell lies beyond the dashed frontier.",
+        _frame(rows),
+        lambda: draw_planes(views, styles, highest(views), legend=True),
     )
+
+
+def _plane_row(view: str, point: PlanePoint) -> dict[str, Any]:
+    return {
+        "view": view,
+        "method": point.method,
+        "batch_size": point.batch_size,
+        "per_user": point.x,
+        "per_user_low": point.per_user.low,
+        "per_user_high": point.per_user.high,
+        "throughput": point.y,
+        "throughput_low": point.throughput.low,
+        "throughput_high": point.throughput.high,
+    }
 
 
 def _rows(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from harness.errors import StoreError
+from reports.csv_files import csv_text
 from reports.paper.evidence import gather
 from reports.paper.figures import LeftOut, PaperFigure, paper_figures
 from reports.svg import inline_svg, save_png, standalone_svg, style
@@ -67,7 +68,7 @@ def _write(figure: PaperFigure, where: str, out: Path) -> str:
     on_page = inline_svg(chart, figure.key, figure.title, words)
     alone = standalone_svg(chart, figure.key, figure.title, words)
     write_text(out / f"{figure.key}.svg", alone)
-    write_text(out / f"{figure.key}.csv", figure.table.to_csv(index=False))
+    write_text(out / f"{figure.key}.csv", csv_text(figure.table))
     try:
         save_png(chart, out / f"{figure.key}.png")
     except OSError as error:

@@ -10,10 +10,12 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import reports
 from harness.plan import Cell, WorkItem
 from harness.records import ItemResult, RequestRow, RoundRow, SpanRow
 from harness.store import RunStore, Status
 
+SORT = Path(reports.__file__).with_name("templates") / "sort.js"
 MS = 1_000_000
 TOKENS = 48
 KINDS = ("draft", "verify", "wait", "speculate")
@@ -213,6 +215,7 @@ class Page(HTMLParser):
         self.elements: list[str] = []
         self.attributes: list[tuple[str, str | None]] = []
         self.texts: list[str] = []
+        self.scripts: list[str] = []
         self.feed(self.html)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -220,8 +223,22 @@ class Page(HTMLParser):
         self.attributes += attrs
 
     def handle_data(self, data: str) -> None:
-        if not self.elements or self.elements[-1] != "style" or "{" not in data:
+        if self.elements and self.elements[-1] == "script" and not self.scripts:
+            self.scripts.append(data)
+        elif not self.elements or self.elements[-1] != "style" or "{" not in data:
             self.texts.append(data)
+
+    @property
+    def is_inert(self) -> bool:
+        """Whether nothing in it can run but the one script that is ours."""
+        ours = SORT.read_text(encoding="utf-8")
+        handlers = [name for name, _ in self.attributes if name.startswith("on")]
+        return (
+            self.scripts == [ours]
+            and "img" not in self.elements
+            and not handlers
+            and (self.elements.count("script") == 1)
+        )
 
     def values(self, *names: str) -> list[str]:
         """The values of all attributes of these names."""

@@ -20,6 +20,7 @@ from reports.paper.charts import Line, Mark, Panel, draw_panels
 from reports.paper.evidence import gather, varied
 from reports.paper.files import Written, write_paper
 from reports.paper.miss_rate import LARGEST, fit_exponent, miss_rates
+from reports.paper.residual import residual_mass
 from reports.svg import inline_svg, style
 
 SSD = METHODS["ssd"]
@@ -63,6 +64,26 @@ def test_miss_rate_is_the_share_of_ranks_beyond() -> None:
     assert found["hit", 1] == pytest.approx(5 / 20)
     assert found["hit", 8] == pytest.approx(5 / 20)
     assert found["hit", 9] == 0
+
+
+def test_residual_mass_by_hand() -> None:
+    # One sequence; of round n's draft, `accepted` of 4; round n + 1 tells the rank of its token.
+    rows = 41
+    table = pd.DataFrame(
+        {
+            "item": "i",
+            "request_id": "a",
+            "round": range(rows),
+            "accepted": [2, 4] * 20 + [2],  # every other round ends in a rejection
+            "drafted": 4,
+            "backup": [None] * 32 + ["fast"] * 9,
+            "rank": [float("nan"), *[1.0, 99.0, 3.0, 99.0] * 10],  # behind rejections: 1, 3, 1, 3
+        }
+    )
+    assert residual_mass(table.iloc[:30]).empty  # 15 rejections
+    found = residual_mass(pd.concat([table, table.assign(request_id="b")])).set_index("fan_out")
+    assert found["rejections"].unique() == 2 * 16  # those of the fast backup are left out
+    assert found["mass"].loc[[1, 2, 3, 16]].tolist() == [0.5, 0.5, 1.0, 1.0]
 
 
 def test_log_axes_have_plain_numbers() -> None:
@@ -112,7 +133,10 @@ def test_every_figure_has_its_three_files(written: Written) -> None:
     out = written.index.parent
     keys = [figure.key for figure in written.figures]
     assert keys[:4] == ["fan-out", "saguaro-c", "fallback", "speed"]
-    assert [each.key for each in written.left_out] == ["miss-rate"]  # made-up rounds have no ranks
+    assert [each.key for each in written.left_out] == [
+        "miss-rate",
+        "saguaro-residual",
+    ]  # made-up rounds have no ranks
     for key in keys:
         ElementTree.parse(out / f"{key}.svg")
         assert (out / f"{key}.png").read_bytes()[:4] == b"\x89PNG"
@@ -121,7 +145,7 @@ def test_every_figure_has_its_three_files(written: Written) -> None:
     assert page.elements.count("svg") == len(keys)
     assert len(page.values("id")) == len(set(page.values("id")))
     assert "miss-rate: needs rounds of ssd with the draft's rank" in page.text
-    assert "script" not in page.elements
+    assert page.is_inert
 
 
 def test_published_speeds_stand_apart(written: Written) -> None:
@@ -136,7 +160,7 @@ def test_published_speeds_stand_apart(written: Written) -> None:
 def test_a_run_of_one_cell_draws_nothing_and_says_so(tmp_path: Path) -> None:
     written = write_paper([write_run(tmp_path / "run", [cell("ar")])], tmp_path / "out")
     assert written.figures == ()
-    assert len(written.left_out) == 6
+    assert len(written.left_out) == 7
     assert "Left out" in Page(written.index).text
 
 
@@ -161,7 +185,7 @@ def test_unlike_machines_are_refused(tmp_path: Path) -> None:
 
 def test_hostile_names_are_inert(written: Written) -> None:
     page = Page(written.index)
-    assert not {"script", "img"} & set(page.elements)
+    assert page.is_inert
     assert HOSTILE in page.text
 
 

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from harness import statistics
-from reports.dashboard import intervals
+from reports import intervals
 from reports.dashboard.steps import find_steps
 
 

@@ -44,6 +44,12 @@ def test_steal_names_its_cells_the_worst_first():
     assert named(*items) == {told: ("5.0%", (SD, AR))}
 
 
+def test_a_sentence_names_the_worst_cells_and_counts_the_rest():
+    items = [conditions(f"m{at}/mini/t0/b1", steal=3.0 - 0.1 * at) for at in range(12)]
+    (found,) = disturbances(cell_noise(items))
+    assert found.sentence.endswith("m6/mini/t0/b1, m7/mini/t0/b1 and 4 more")
+
+
 def test_other_programs_on_the_runs_cores():
     # 11 of 20 core-seconds were busy, 10 with the run's own work
     told = "other programs ran on the run's cores"

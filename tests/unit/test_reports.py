@@ -20,6 +20,7 @@ from reports.tables import interval_text, parts_rows, table_rows
 from reports.timeline import middle_excerpts
 
 NONE = {"p50": None, "p90": None, "p95": None, "p99": None}
+METHODS = ("ar", "sd", "ssd", "tree", "amusd", "pearl")
 TIMES = ("tpot_ms", "ttft_ms", "latency_ms", "inter_token_ms", "inter_round_ms")
 
 
@@ -32,7 +33,7 @@ def cell(method: str, dataset: str = "d", **fields: object) -> CellResult:
         **dict.fromkeys(("tokens_per_s", "tokens_per_s_per_device", "peak_tokens_per_s")),
         **dict.fromkeys(("acceptance_length", "acceptance_rate", "hit_rate")),
         **dict.fromkeys(("step_ms", "draft_ms", "verify_ms", "wait_ms")),
-        **dict.fromkeys(("degraded", "prediction", "contention", "energy")),
+        **dict.fromkeys(("verified", "degraded", "prediction", "contention", "energy")),
         **dict.fromkeys(TIMES, NONE),
         "acceptance_by_position": (),
         "requests": 8,
@@ -119,6 +120,22 @@ def test_greedy_sentence(checks: list[CheckResult], start: str) -> None:
     assert bool(sentence) == bool(start)
 
 
+@pytest.mark.parametrize(
+    ("statuses", "start"),
+    [
+        ([Status.PASS, Status.PASS], "Sampled outputs follow the target's distribution in all 2"),
+        ([Status.PASS, Status.FAIL], "Not lossless: 1 of 2 tests of sampled outputs failed"),
+        ([Status.SKIP], "Whether sampled outputs follow the target's distribution was not tested"),
+    ],
+)
+def test_sampled_sentence(statuses: list[Status], start: str) -> None:
+    checks = tuple(check("losslessness", status) for status in statuses)
+    sampled = RunResult(cells=(cell("sd", temperature=1.0),), checks=checks, warnings=())
+    assert verdict.sampled_sentence(sampled).startswith(start)
+    greedy = RunResult(cells=(cell("sd"),), checks=checks, warnings=())
+    assert verdict.sampled_sentence(greedy) == ""
+
+
 def test_a_failed_control_is_in_the_verdict() -> None:
     result = RunResult(cells=(cell("ar"),), checks=(check("aa_control", Status.FAIL),), warnings=())
     assert "AR measured twice differed from itself" in verdict.sentences("pair", result)[-1]
@@ -163,7 +180,10 @@ def test_known_methods_keep_their_colour_and_strangers_get_others() -> None:
     assert few["ssd"] == many["ssd"]
     assert len({each.variable for each in many.values()}) == 8
     assert len({each.shape for each in many.values()}) == 8
-    assert method_styles("abcdefghij")["i"] == method_styles("abcdefghij")["a"]  # more than looks
+    more = method_styles("abcdefghij")  # than there are colours
+    assert more["i"].variable == more["a"].variable
+    assert len(set(more.values())) == 10
+    assert len(set(method_styles([*METHODS, *"abcdefghij"]).values())) == 16
     assert to_css(f'fill="{many["sd"].colour}"') == 'fill="var(--method-2)"'
 
 

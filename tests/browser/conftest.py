@@ -1,0 +1,6 @@
+"""Lets the tests of this folder use the made-up runs of the integration tests."""
+
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1] / "integration"))
