@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from harness.speedup import throughput
 from harness.statistics import Estimate
@@ -76,9 +76,9 @@ def plane_point(data: CellData) -> PlanePoint | None:
     sign test's over requests.
     """
     tpot_ms = intervals.median(data.requests["tpot_ns"].dropna() / _MS)
-    speed = throughput([data])
-    if not (tpot_ms.value and present(speed.value)):
+    if not tpot_ms.value:
         return None
+    speed = throughput([data])
     per_user = _mapped(tpot_ms, lambda milliseconds: 1000 / milliseconds)
     return PlanePoint(data.cell.method, data.cell.batch_size, per_user, speed)
 
@@ -163,8 +163,8 @@ def _draw(axes: Axes, plane: Plane, styles: Mapping[str, MethodStyle], top: floa
         own = sorted((p for p in points if p.method == method), key=lambda p: p.batch_size)
         style = styles[method]
         x, y = [point.x for point in own], [point.y for point in own]
-        look = {"color": style.colour, "marker": style.shape, "label": short_label(method)}
-        axes.plot(x, y, markersize=6, linewidth=1.4, **look)
+        look: dict[str, Any] = {"color": style.colour, "marker": style.shape}
+        axes.plot(x, y, markersize=6, linewidth=1.4, label=short_label(method), **look)
         for point in own:
             _draw_cross(axes, point, style)
             if point in labelled:
@@ -184,12 +184,17 @@ def _draw_frontier(axes: Axes, best: Sequence[PlanePoint]) -> None:
     for point, after in zip(best, [*best[1:], None], strict=True):
         x += [point.x, point.x]
         y += [point.y, after.y if after else 0.0]
-    look = {"linewidth": 1.1, "linestyle": (0, (4, 3)), "zorder": 1}
+    look: dict[str, Any] = {"linewidth": 1.1, "linestyle": (0, (4, 3)), "zorder": 1}
     axes.plot(x, y, color=drawn("muted"), **look)
 
 
 def _draw_cross(axes: Axes, point: PlanePoint, style: MethodStyle) -> None:
-    look = {"color": style.colour, "linewidth": 1.0, "alpha": 0.75, "solid_capstyle": "butt"}
+    look: dict[str, Any] = {
+        "color": style.colour,
+        "linewidth": 1.0,
+        "alpha": 0.75,
+        "solid_capstyle": "butt",
+    }
     for x, y in (
         (_ends(point.per_user), (point.y, point.y)),
         ((point.x, point.x), _ends(point.throughput)),
