@@ -278,8 +278,9 @@ def _round_times(evidence: Evidence) -> FigureSection | None:
         evidence,
         "round",
         "Where a round's time goes",
-        "The mean step of each method, by what the critical path was doing. A longer round may "
-        "still be the better one: compare it with the tokens a round in the table.",
+        "The mean step of each method, by what the critical path was doing. Messages between the "
+        "processes are in wait or, where nobody waited, in everything else. A longer round "
+        "may still be the better one: compare it with the tokens a round in the table.",
         _span_legend(parts),
         drawings,
     )

@@ -216,6 +216,13 @@ def test_hostile_names_are_inert(tmp_path: Path) -> None:
         assert page.is_inert
     assert any(HOSTILE in page.text for page in pages)
     ElementTree.parse(tmp_path / "site" / "badge.svg")
+    told = feed(tmp_path / "site")
+    assert {group["pair"] for group in told["groups"]} == {HOSTILE}
+    assert {series["line"] for group in told["groups"] for series in group["series"]} == {
+        "ar",
+        name,
+    }
+    assert all(re.fullmatch(r"runs/[a-z0-9-]+\.html", run["page"]) for run in told["runs"])
 
 
 def benchmark_file(path: Path, number: int, seconds: float, **machine: Any) -> None:
