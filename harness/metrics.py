@@ -122,8 +122,8 @@ def split_cells(requests: pd.DataFrame, rounds: pd.DataFrame) -> tuple[CellData,
 
 def cell_of(requests: pd.DataFrame) -> Cell:
     """The cell of its requests, which are at least one."""
-    first = requests[CELL_COLUMNS].iloc[:1].to_dict("records")[0]
-    return Cell(**{str(field): value for field, value in first.items()})
+    first = requests.head(1)
+    return Cell(**{field: first[field].tolist()[0] for field in CELL_COLUMNS})
 
 
 def cell_metrics(data: CellData, devices: int | None) -> CellMetrics:
