@@ -9,19 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 ROOT = -1  # parent of a node that hangs directly on the trunk
 
 
 class TokenTree:
-    """Grows pass by pass; the ancestor matrix is kept incrementally."""
+    """Grows pass by pass; the ancestor matrix is kept incrementally.
+
+    In numpy, whose assignment of a row takes 1 us where torch's takes 15: a node is a row.
+    """
 
     def __init__(self, trunk: int, capacity: int) -> None:
         self.trunk = trunk
         self.tokens: list[int] = []
         self.depths: list[int] = []
-        self._sees = torch.zeros(capacity, capacity, dtype=torch.bool)  # [node, ancestor or itself]
+        self._sees = np.zeros((capacity, capacity), dtype=bool)  # [node, ancestor or itself]
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -51,7 +55,7 @@ class TokenTree:
 
     def mask(self, first: int) -> torch.Tensor:
         """What the nodes from `first` on see of the tree: bool [new nodes, all nodes]."""
-        return self._sees[first : len(self), : len(self)]
+        return torch.from_numpy(self._sees[first : len(self), : len(self)])
 
     def cells(self, nodes: Sequence[int]) -> list[int]:
         """The cache cells of `nodes`."""
