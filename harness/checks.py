@@ -99,7 +99,7 @@ def _losslessness(manifest: Mapping[str, Any]) -> Iterable[Check]:
 
 
 def _greedy_equality(run: RunData, by_cell: Mapping[Cell, CellData]) -> Iterable[Check]:
-    """One check for each greedy cell but the baseline's own."""
+    """One check for each greedy cell but the baseline's own at its smallest batch size."""
     stored = {
         (found["item"], found["request_id"]): Divergence(**found)
         for found in run.manifest.get("greedy", {}).get("divergences", ())
@@ -110,10 +110,18 @@ def _greedy_equality(run: RunData, by_cell: Mapping[Cell, CellData]) -> Iterable
         for found in unclassified
     ]
     for cell, data in by_cell.items():
-        if cell.temperature == 0 and cell != cell.group and ids_are_told(data.requests):
+        against = _compared_with(cell, by_cell)
+        if cell.temperature == 0 and cell != against and ids_are_told(data.requests):
             items = set(data.requests["item"])
             own = tuple(found for found in divergences if found.item in items)
-            yield _greedy_check(data, by_cell.get(cell.group), own)
+            yield _greedy_check(data, by_cell.get(against), own)
+
+
+def _compared_with(cell: Cell, cells: Iterable[Cell]) -> Cell:
+    """The baseline's cell at the same batch size; of the baseline itself at its smallest."""
+    if cell != cell.group:
+        return cell.group
+    return min(other for other in cells if replace(other, batch_size=cell.batch_size) == cell)
 
 
 class _NoReference:

@@ -102,6 +102,9 @@ def check_greedy(
 ) -> GreedyCheck:
     """Compares every greedy output with the autoregressive one at the same batch size.
 
+    Autoregressive outputs at other batch sizes are compared with those at the smallest: a control
+    of what a batch alone does to an output, with no speculation in it.
+
     The threshold is calibrated on the run itself: the largest change of any logit between scoring
     the tokens one at a time and in one pass, over the first `CALIBRATION_OUTPUTS` outputs that
     diverge, up to where they do. A method with kernels of its own rounds everywhere, not only where
@@ -173,9 +176,13 @@ def _pairs(requests: pd.DataFrame) -> Iterator[_Pair]:
     method that needs room for a whole round stops earlier than one that needs room for a token.
     """
     greedy = requests[requests["temperature"] == 0]
+    size = greedy["batch_size"]
     is_baseline = (greedy["method"] == BASELINE) & ~greedy["control"]
-    key = ["request_id", "batch_size"]
-    both = greedy[~is_baseline].merge(greedy[is_baseline], on=key, suffixes=("", "_baseline"))
+    smallest = size[is_baseline].min()
+    judged = greedy.assign(against=size.mask(is_baseline, smallest))
+    judged = judged[~is_baseline | (size != smallest)]
+    baseline = greedy[is_baseline].assign(against=size)
+    both = judged.merge(baseline, on=["request_id", "against"], suffixes=("", "_baseline"))
     for row in both.to_dict("records"):
         output, expected = tuple(row["output_ids"]), tuple(row["output_ids_baseline"])
         if _CUT & {row["finish"], row["finish_baseline"]}:

@@ -17,6 +17,7 @@ from harness.messages import first_line
 from harness.progress import Progress
 from harness.prompts import PromptSet, load_prompts
 from harness.reference_turns import TargetAnswers, write_answers
+from harness.store import write_text
 
 _FILE = "prompts.jsonl"
 
@@ -81,12 +82,12 @@ def _open_answers(prompts: Mapping[str, PromptSet]) -> int:
 
 def write_prompts(directory: Path, prompts: Mapping[str, Iterable[EncodedPrompt]]) -> None:
     """Stores a run's token ids: one JSON object a line (docs/run-directory.md)."""
-    unfinished = directory / f".partial-{_FILE}"
-    with unfinished.open("w", encoding="utf-8") as file:
-        for dataset, encoded in prompts.items():
-            for prompt in encoded:
-                file.write(json.dumps({"dataset": dataset, **asdict(prompt)}) + "\n")
-    unfinished.replace(directory / _FILE)
+    rows = [
+        json.dumps({"dataset": dataset, **asdict(prompt)}) + "\n"
+        for dataset, encoded in prompts.items()
+        for prompt in encoded
+    ]
+    write_text(directory / _FILE, "".join(rows))
 
 
 def stored_prompts(

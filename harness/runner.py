@@ -25,7 +25,12 @@ from harness.resume import refuse_changes, stored_config
 from harness.session import Session
 from harness.store import RunStore, Status, finished_items, read_manifest, read_run, refuse_used
 from harness.tasks import FreshProcesses, InProcess, Tasks
-from harness.verification import Verification, certify_outputs, compare_greedy
+from harness.verification import (
+    Verification,
+    certify_outputs,
+    compare_greedy,
+    verifying_cores,
+)
 
 if TYPE_CHECKING:
     from harness.equivalence.certificate import Certificate
@@ -117,6 +122,30 @@ def resume(
     return _run(chosen, reopen, progress)
 
 
+def extend(directory: Path, repeats: int, progress: Progress) -> RunSummary:
+    """Continues a finished run by further repeats, as if it had been made with so many.
+
+    Args:
+        directory: its run directory.
+        repeats: of every cell from now on; no fewer than it has.
+        progress: told what happens; closed at the end.
+
+    Raises:
+        HarnessError: as for `resume`.
+    """
+    manifest = read_manifest(directory)
+    config = stored_config(manifest, {}).model_copy(update={"repeats": repeats})
+
+    def reopen(now: dict[str, Any]) -> RunStore:
+        longer = {"config": {**manifest["config"], "repeats": repeats}, "plan": now["plan"]}
+        refuse_changes(directory, {**manifest, **longer}, now)
+        store = RunStore.open(directory)
+        store.update(**longer)
+        return store
+
+    return _run(config, reopen, progress)
+
+
 def verify(
     directory: Path,
     progress: Progress,
@@ -137,19 +166,19 @@ def verify(
     Raises:
         StoreError: no run directory, or weights or prompts that are no longer those of the run.
     """
-    import torch
+    from impl.engine import placement
 
     store = RunStore.open(directory)
     config = stored_config(store.manifest, {"cache_dir": cache_dir, "data_dir": data_dir})
-    torch.set_num_threads(len(config.placement.target_cores))  # as the run had; more may spin
     try:
         stored = run_prompts.stored_prompts(directory, store.manifest["datasets"])
         prepared = prepare(config, progress, stored)
         _check_same(store, prepared)
         run, prompts = read_run(directory), prepared.workload().prompt_ids()
         models = prepared.models()
-        greedy = compare_greedy(run, prompts, models, progress)
-        certificate = certify_outputs(run, prompts, models, greedy, progress, reference)
+        with placement.applied(verifying_cores(config.placement)):
+            greedy = compare_greedy(run, prompts, models, progress)
+            certificate = certify_outputs(run, prompts, models, greedy, progress, reference)
     finally:
         progress.close()
     with store.locked():

@@ -127,8 +127,7 @@ class RunStore:
     def update(self, **fields: Any) -> None:
         """Replaces fields of the manifest and writes it. Infinite and NaN become null."""
         manifest = {**self.manifest, **fields}
-        with _naming(self.directory), _replacing(self.directory / _MANIFEST) as temporary:
-            temporary.write_text(to_json(manifest) + "\n", encoding="utf-8")
+        write_text(self.directory / _MANIFEST, to_json(manifest) + "\n")
         self.manifest = manifest
 
     def append_item(self, result: ItemResult) -> None:
@@ -168,6 +167,12 @@ class RunStore:
             cut = path.exists() and not path.read_bytes().endswith(b"\n")
             with path.open("a") as file:
                 file.write(f"\n{line}\n" if cut else f"{line}\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a file of a run directory: all of it or, when this is killed, nothing."""
+    with _naming(path.parent), _replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def refuse_used(directory: Path) -> None:

@@ -22,7 +22,7 @@ from harness.preparation import Prepared, from_json, to_json
 from harness.progress import Progress
 from harness.supervisor import call_worker, pinned_environment
 from harness.tuning.usage import tuned_methods
-from harness.verification import Verification, verify_outputs
+from harness.verification import Verification, verify_outputs, verifying_cores
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class InProcess:
         """See `Tasks`."""
         from impl.engine import placement
 
-        with placement.applied(prepared.config.placement.target_cores):
+        with placement.applied(verifying_cores(prepared.config.placement)):
             return verify_outputs(directory, prepared, prepared.models(), progress)
 
     def record(self, config: RunConfig) -> dict[str, Any]:  # noqa: ARG002 - as `Tasks` says
@@ -131,7 +131,7 @@ class FreshProcesses:
             "prepared": to_json(prepared),
             "directory": str(directory.resolve()),
         }
-        threads = _threads(prepared.config)
+        threads = len(verifying_cores(prepared.config.placement))
         timeout_s = prepared.config.worker_timeout_s
         record = call_worker(order, progress, threads=threads, timeout_s=timeout_s)
         found = Verification.from_record({**record, "config": {"verify": prepared.config.verify}})

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from harness.decoder import Placement
 from harness.greedy import GreedyCheck, check_greedy, methods_with_own_kernels
 from harness.preparation import Prepared
 from harness.progress import Progress
@@ -76,6 +78,16 @@ def verify_outputs(
     if not prepared.config.verify:
         return Verification(greedy, None)
     return Verification(greedy, certify_outputs(run, prompts, models, greedy, progress))
+
+
+def verifying_cores(placement: Placement) -> tuple[int, ...]:
+    """The target's cores and those of the draft's that this process has: nothing is timed here.
+
+    Our kernels give the same bits on any number of threads.
+    """
+    own = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+    draft = (core for core in placement.draft_cores if core in own)
+    return tuple(dict.fromkeys((*placement.target_cores, *draft)))
 
 
 def compare_greedy(

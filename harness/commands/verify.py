@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +13,18 @@ from harness.commands.run import PATH, default_out, run_config, run_options
 if TYPE_CHECKING:
     from harness.config import RunConfig
     from harness.equivalence.certificate import Certificate, Verdict
+    from harness.progress import Progress
     from harness.runner import RunSummary
 
 
 @click.command()
 @click.argument("run", required=False, type=PATH)
 @run_options
-@click.option("--tokens", type=int, help="About this many for each method and temperature.")
+@click.option(
+    "--tokens",
+    type=click.IntRange(min=1),
+    help="At least this many for each method and temperature; more repeats until they are there.",
+)
 @click.option("--out", type=PATH, help="Directory of the run that is made; runs/TIME by default.")
 @click.option(
     "--reference",
@@ -55,22 +59,19 @@ def verify(
     from harness.progress import progress
     from harness.store import to_json
 
-    certificate = None
     bar = progress(sys.stderr)
     if run is None:
-        resolved = _for_verifying(run_config(config, settings, given), tokens)
-        summary = runner.run(resolved, out or default_out(), bar)
-        if summary.exit_code:
+        resolved = _for_verifying(run_config(config, settings, given))
+        summary = _decode(resolved, tokens, out or default_out(), bar)
+        if summary.status != "finished" or summary.faults:
             return _incomplete(summary)
         run = summary.directory
-        certificate = summary.certificate if reference == "engine" else None
     else:
         _refuse_options(config, settings, tokens, out, given)
     if against is not None:
         return _compare(run, against)
-    if certificate is None:
-        places = {name: given[name] for name in ("cache_dir", "data_dir")}
-        certificate = runner.verify(run, bar, reference=reference, **places)
+    places = {name: given[name] for name in ("cache_dir", "data_dir")}
+    certificate = runner.verify(run, bar, reference=reference, **places)
     click.echo(to_json(asdict(certificate)) if as_json else describe(certificate))
     return 0 if certificate.passed else 1
 
@@ -122,23 +123,39 @@ def _verdict_lines(verdict: Verdict) -> list[str]:
     return lines
 
 
-def _for_verifying(config: RunConfig, tokens: int | None) -> RunConfig:
-    """The config with the baseline in it, enough repeats and little warming up."""
-    from harness.plan import BASELINE
-    from harness.run_prompts import prompt_sets
+def _for_verifying(config: RunConfig) -> RunConfig:
+    """The config with the baseline in it and little warming up; verified once, at the end.
 
-    changes: dict[str, Any] = {"warmup_steps": 1, "verify": True, "isolate": False}
+    The A/A control says nothing of sampled outputs: it draws the baseline's tokens again.
+    """
+    from harness.plan import BASELINE
+
+    changes: dict[str, Any] = {
+        "warmup_steps": 1,
+        "verify": False,
+        "isolate": False,
+        "control": config.control and 0 in config.temperatures,
+    }
     if BASELINE not in config.methods:
         changes["methods"] = (BASELINE, *config.methods)
-    if tokens is not None:
-        prompts = sum(len(found.prompts) for found in prompt_sets(config).values())
-        changes["repeats"] = max(1, ceil(tokens / (prompts * config.max_new_tokens)))
     return config.model_copy(update=changes)
+
+
+def _decode(config: RunConfig, tokens: int | None, out: Path, progress: Progress) -> RunSummary:
+    """Measures the run that is verified afterwards."""
+    from harness import runner
+    from harness.token_goal import decode_tokens
+
+    if tokens is None:
+        return runner.run(config, out, progress)
+    return decode_tokens(config, tokens, out, progress)
 
 
 def _incomplete(summary: RunSummary) -> int:
     for failure in summary.failures:
         click.echo(f"failed: {failure.item}: {failure.error}: {failure.message}", err=True)
+    for fault in summary.faults:
+        click.echo(f"does not add up: {fault}", err=True)
     return summary.exit_code
 
 

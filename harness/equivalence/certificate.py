@@ -59,7 +59,7 @@ class VerdictStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GreedyOutcome:
-    """Greedy outputs against the autoregressive ones; for `ar` against its control.
+    """Greedy outputs against the autoregressive ones; for `ar` its control and other batch sizes.
 
     Attributes:
         compared: outputs.
@@ -299,8 +299,15 @@ def _greedy_outcome(run: RunData, group: Group, greedy: GreedyCheck) -> GreedyOu
 
 
 def _compared(run: RunData, group: Group) -> pd.DataFrame:
-    """The outputs that are compared with the baseline's: its own are those of its control."""
-    return rows_of(run.requests, group, control=group.method == BASELINE)
+    """The outputs that are compared with the baseline's.
+
+    Its own are those of its control, and at a larger batch size than its smallest all of them.
+    """
+    own, control = (rows_of(run.requests, group, control=again) for again in (False, True))
+    if group.method != BASELINE:
+        return own
+    sizes = [found.batch_size for found in groups_of(run.requests) if found[:2] == group[:2]]
+    return pd.concat([own, control]) if group.batch_size > min(sizes) else control
 
 
 def _divergences(run: RunData, group: Group, greedy: GreedyCheck) -> list[Divergence]:

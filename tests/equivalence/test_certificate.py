@@ -239,6 +239,22 @@ def test_greedy_outputs_are_judged_by_their_divergences():
     assert verdicts["sd"].status == "pass"
 
 
+def test_the_baseline_at_a_larger_batch_size_is_judged_by_its_smallest():
+    rows = [
+        request("ar", i, [1, 2, 0], 0.0, batch_size=size, control=control)
+        for size in (1, 4)
+        for control in (False, True)
+        for i in range(3)
+    ]
+    (item,) = {row["item"] for row in rows if row["batch_size"] == 4 and not row["control"]}
+    parted = (Divergence(item, "d/1/r0", 1, 2, 3, gap=0.5, tie=False),)
+    certificate, _ = judged(run_of(*rows), GreedyCheck(9, 0.1, parted))
+    by_size = {verdict.batch_size: verdict for verdict in certificate.verdicts}
+    assert (by_size[1].status, by_size[1].greedy.compared) == ("pass", 3)  # its control
+    assert (by_size[4].status, by_size[4].greedy.compared) == ("fail", 6)
+    assert by_size[4].reproducer.request_id == "d/1/r0"
+
+
 def test_temperatures_and_batch_sizes_are_never_pooled():
     rows = [
         row

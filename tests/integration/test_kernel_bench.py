@@ -5,6 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from reports.dashboard.site import build_site
+
 BENCH = Path(__file__).parents[1] / "bench" / "test_kernels_bench.py"
 KERNELS = {
     *("forward", "verification", "fan_out_closed_form", "fan_out_adaptive", "guesses"),
@@ -25,3 +29,9 @@ def test_the_json_of_the_kernel_benchmarks(tmp_path: Path) -> None:
     assert all(entry["stats"]["min"] > 0 and entry["extra_info"] for entry in found)
     forward = {entry["extra_info"]["tokens"] for entry in found if "forward" in entry["name"]}
     assert forward == {1, 8, 24}
+
+    site = build_site(tmp_path, tmp_path / "site")  # the dashboard reads the very same file
+    (group,) = site.groups
+    points = {each.series[0].setting: each.series[0].points for each in group.settings}
+    medians = {entry["fullname"]: 1e3 * entry["stats"]["median"] for entry in found}
+    assert {name: point.value for name, (point,) in points.items()} == pytest.approx(medians)

@@ -3,11 +3,14 @@
 The runs are of decoders with fixed output (`test_run`), so that what must be there is known.
 """
 
+import ctypes
 import json
 import multiprocessing
 import os
 import random
+import re
 import shutil
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -21,6 +24,7 @@ from harness.decoder import Round
 from harness.store import finished_items, read_manifest, read_run
 
 GRID = ("--methods", "ar", "--temperatures", "0,1", "--block-size", "2", "--no-verify")
+MAIN = "from harness.cli import main; main()"
 ITEMS = 2 * 2 * 2  # temperatures, AR and its control, blocks of two of the four prompts
 SLOW_IMPORTS = (
     *(
@@ -258,6 +262,35 @@ def test_a_run_that_another_process_writes_is_refused(half: Path) -> None:
     assert result.exit_code == 1
     assert "another process is writing this run" in result.stderr
     assert harness("run", "--resume", half).exit_code == 0
+
+
+def test_a_read_only_directory_is_named_and_keeps_its_finished_items(half: Path) -> None:
+    done, folders = finished_items(half), [half, *(p for p in half.rglob("*") if p.is_dir())]
+    for folder in folders:
+        folder.chmod(0o555)
+    result = subprocess.run(
+        [sys.executable, "-c", MAIN, "run", "--resume", str(half)],
+        preexec_fn=obey_mode_bits,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    for folder in folders:
+        folder.chmod(0o755)
+    assert result.returncode == 1
+    error = result.stderr.splitlines()[-1]
+    assert re.fullmatch(rf"error: {half}/\S+: Permission denied", error)
+    assert read_run(half).problems == ()
+    assert finished_items(half) == done
+    assert harness("run", "--resume", half).exit_code == 0
+    assert_whole(half)
+
+
+def obey_mode_bits() -> None:
+    """Takes root's leave to write everywhere from the program that is about to start."""
+    if os.geteuid() == 0:
+        cap_dac_override, drop_from_bounding_set = 1, 24
+        assert ctypes.CDLL(None).prctl(drop_from_bounding_set, cap_dac_override, 0, 0, 0) == 0
 
 
 @pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.slow)])

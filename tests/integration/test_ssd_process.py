@@ -26,6 +26,7 @@ from fixed_logits import (
 
 from harness.decoder import CacheOutcome, Placement, Request, SamplingParams
 from harness.errors import DraftProcessError, NonFiniteLogitsError
+from impl.engine import placement
 from impl.engine.draft_process import DraftProcess
 from impl.engine.models import Models, ModelSpec
 from impl.ssd import decoder as ssd
@@ -207,7 +208,9 @@ def test_neither_process_grows_over_10000_rounds_of_the_tiny_pair():
     specs = [ModelSpec(TINY / role, "float32") for role in ("target", "draft")]
     pair = Pair(Models(*specs), batch_size=1, max_context=512)
     tokens, texts, sizes = 300, 0, []
-    with ssd_process(pair, lookahead="auto", budget="auto", build="likeliest") as decoder:
+    options = {"lookahead": "auto", "budget": "auto", "build": "likeliest"}
+    own_core = placement.applied(Placement().target_cores)  # as the harness does: one thread
+    with own_core, ssd_process(pair, **options) as decoder:
         processes = [psutil.Process(), psutil.Process(decoder.draft.process.pid)]
         rounds = 0
         while rounds < 10_000:

@@ -149,8 +149,9 @@ def test_exact_methods_pass_under_the_transformers_model_as_well(tmp_path: Path)
     assert not certificate["exact_reference"]
     verdicts = {v["method"]: v for v in certificate["verdicts"]}
     assert verdicts.keys() == {"ar", "sd"}  # the baseline is added: it is the reference's control
-    # 900 tokens of 8 prompts with at most 48 each: 3 repeats
-    assert verdicts["sd"]["outputs"] == 24
+    assert all(v["tokens"] >= 900 for v in verdicts.values())
+    assert verdicts["sd"]["outputs"] == verdicts["ar"]["outputs"]
+    assert verdicts["sd"]["outputs"] % 8 == 0  # whole repeats of all prompts
     assert verdicts["sd"]["status"] != "fail"
 
 

@@ -101,6 +101,17 @@ def test_an_output_cut_by_the_context_is_compared_up_to_there() -> None:
     assert check(AR, ("sd", [5, 6], "context")).divergences == ()
 
 
+def test_the_baseline_at_a_larger_batch_size_is_compared_with_its_smallest() -> None:
+    rows = frame(AR, ("ar", [5, 6, 8, 8], "length"), ("sd", [5, 6, 8, 8], "length"))
+    rows.loc[1:, "batch_size"] = 4
+    rows.loc[1, "item"] = "ar/mini/t0/b4/r0/k0"
+    found = check_greedy(rows, PROMPTS, FixedReference())
+    assert found.compared == 2  # sd with the baseline at its own batch size, which it equals
+    assert found.divergences == (
+        Divergence("ar/mini/t0/b4/r0/k0", "mini/0/r0", 2, 7, 8, gap=0.25, tie=True),
+    )
+
+
 def test_sampled_outputs_and_other_batch_sizes_are_not_compared() -> None:
     rows = frame(AR, ("sd", [9, 9], "length"), ("ssd", [9, 9], "length"))
     rows.loc[1, "temperature"] = 1.0

@@ -173,6 +173,14 @@ def test_one_failure_outweighs_a_tie(tmp_path):
     assert "1 within rounding; mini/1/r0 at position 0: 3 became 8" in check["detail"]
 
 
+def test_the_baseline_at_a_larger_batch_size_must_equal_its_smallest(tmp_path):
+    larger = replace(AR, batch_size=4)
+    found = summary(tmp_path, autoregressive(AR), blockwise(larger, outputs=((1, 7, 9), (3, 9))))
+    (check,) = checks(found, "greedy_equality")
+    assert (check["cell"], check["status"]) == (larger.id, "fail")
+    assert "1 of 2 outputs equal" in check["detail"]
+
+
 def test_greedy_equality_needs_a_baseline_and_temperature_0(tmp_path):
     warm = replace(SD, temperature=1.0)
     found = summary(tmp_path, blockwise(SD), blockwise(warm))
