@@ -79,7 +79,7 @@ class EngineLogits:
         size = max(1, _CHUNK_VALUES // self._model.vocabulary)
         for first in range(0, len(fed), size):
             parts = [(0, len(prompt_ids) - 1 + first, fed[first : first + size])]
-            logits = self._model.forward(TokenBatch.causal(parts, self._model.device), cache)
+            logits = self._model.forward(TokenBatch.causal(parts), cache)
             yield self._by_token_id(logits)
 
     def _prefilled(self, context: tuple[int, ...], room: int) -> KVCache:

@@ -54,7 +54,8 @@ class AsynchronousDecoder(EngineDecoder):
         super().__init__(setup)
         self.options = options
         self.draft_spec = draft_spec_of(setup)
-        self.head_ids = self.draft_spec.head_ids()
+        ids = self.draft_spec.head_ids()
+        self.head_ids = None if ids is None else ids.to(self.verifier.target.device)
         self.q_buffer = share(setup.batch_size, rows, self.draft_spec.width())
         self.degraded: str | None = None
 

@@ -1,4 +1,7 @@
-"""Which operators a model runs on: the fused CPU kernels where they can be built, else PyTorch."""
+"""Which operators a model runs on: the fused CPU kernels where they can be built, else PyTorch's.
+
+On GPUs: `gpu_operators`.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +102,9 @@ def choose_operators(
         device: of the model; the fused kernels are for CPUs.
     """
     if torch.device(device).type != "cpu":
-        return Choice(TorchOperators(), f"they are for CPUs, not {device}")
+        from impl.engine.gpu_operators import GpuOperators
+
+        return Choice(GpuOperators.here(), f"they are for CPUs, not {device}")
     if kernel_dir is None:
         return Choice(TorchOperators(), "no directory for them")
     reason = kernels_lack(config, dtype) or CpuKernels.unavailable_reason(kernel_dir)

@@ -12,11 +12,13 @@ import torch
 from harness.decoder import SamplingParams
 from harness.errors import NonFiniteLogitsError
 from impl.engine import sampling
+from impl.engine.device import upload
 from impl.engine.language_model import LanguageModel
 from impl.engine.randomness import RandomStream, Role
 from impl.engine.sampling import Draft
 from impl.engine.sequence import Sequence
 from impl.engine.token_batch import TokenBatch
+from impl.engine.truncation import truncated
 
 
 def draft_uniform(stream: RandomStream, start: int, after: int, index: int) -> float:
@@ -76,17 +78,29 @@ def draw(
         uniforms: n numbers in [0, 1); unused when greedy.
         head_ids: target ids of the Vd columns; None when they are the same.
         reweight: changes q before anything is drawn from it.
+
+    Raises:
+        NonFiniteLogitsError: a row holds NaN or +inf, or nothing but -inf.
     """
+    q = None
     if params.temperature == 0:
-        columns, q = sampling.argmax(logits), None
+        columns = sampling.best_columns(logits)
+        finite = sampling.largest(logits, columns).isfinite()
         likelihoods = logits.softmax(-1)
     else:
-        likelihoods = sampling.probabilities(logits, params)
+        likelihoods = sampling.softened(logits, params.temperature)
+        finite = likelihoods[:, 0].isfinite()
+        likelihoods = truncated(likelihoods, params)
         q = likelihoods if reweight is None else reweight(likelihoods)
-        columns = sampling.sample(q, torch.tensor(uniforms, dtype=torch.float64, device=q.device))
-    confidences = likelihoods.gather(-1, columns[:, None])[:, 0].tolist()
+        drawn_by = torch.tensor(uniforms, dtype=torch.float64)
+        columns = sampling.sample(q, upload(drawn_by, q.device))
+        columns.clamp_(max=q.shape[-1] - 1)  # of a row that is not finite: told below
+    confidences = likelihoods.gather(-1, columns[:, None])[:, 0]
     tokens = columns if head_ids is None else head_ids[columns]
-    return Drawn(tokens.tolist(), q, confidences)
+    read = torch.stack([tokens.double(), confidences.double(), finite.double()]).tolist()
+    if 0 in read[2]:
+        raise sampling.not_finite(read[2].index(0), len(read[2]))
+    return Drawn([int(token) for token in read[0]], q, read[1])
 
 
 @dataclass(slots=True)
@@ -145,30 +159,49 @@ class Drafter:
         lengths = self.cache.lengths
         parts = [(p.sequence.slot, lengths[p.sequence.slot], p.feed) for p in proposals]
         last = torch.tensor([len(p.feed) for p in proposals]).cumsum(0) - 1
-        batch = TokenBatch.causal(parts, self.model.device)
-        logits = self.model.forward(batch, self.cache, rows=last)
-        for proposal, row in zip(proposals, torch.split(logits, 1), strict=True):
+        logits = self.model.forward(TokenBatch.causal(parts), self.cache, rows=last)
+        for proposal in proposals:
             slot = proposal.sequence.slot
             self.cache.truncate(slot, lengths[slot] + len(proposal.feed))
-            if stops(self._draw(proposal, row), stop_below):
-                proposal.count = len(proposal.tokens)
+        for params in dict.fromkeys(p.sequence.request.sampling for p in proposals):
+            alike = [i for i, p in enumerate(proposals) if p.sequence.request.sampling == params]
+            rows = logits if len(alike) == len(proposals) else logits[alike]
+            self._draw([proposals[i] for i in alike], rows, params, stop_below)
 
-    def _draw(self, proposal: Proposal, logits: torch.Tensor) -> float:
-        """Appends a token; returns the draft's probability of it."""
-        sequence = proposal.sequence
-        index, params = len(proposal.tokens), sequence.request.sampling
-        place = (sequence.output_length, sequence.tokens[-1], index)
+    def _draw(
+        self,
+        proposals: List[Proposal],
+        logits: torch.Tensor,
+        params: SamplingParams,
+        stop_below: float,
+    ) -> None:
+        """Appends a token to each; a proposal ends behind one that the draft was not sure of."""
         greedy = params.temperature == 0
-        uniforms = [] if greedy else [draft_uniform(sequence.stream, *place)]
+        uniforms = (
+            []
+            if greedy
+            else [
+                draft_uniform(
+                    p.sequence.stream,
+                    p.sequence.output_length,
+                    p.sequence.tokens[-1],
+                    len(p.tokens),
+                )
+                for p in proposals
+            ]
+        )
         try:
             drawn = draw(logits, params, uniforms, self.model.head_ids)
         except NonFiniteLogitsError as error:
-            name = sequence.request.request_id
+            bad = proposals[logits.amax(-1).isfinite().tolist().index(False)]
+            name, position = bad.sequence.request.request_id, bad.sequence.output_length
             raise NonFiniteLogitsError(
-                f"request {name}, output position {sequence.output_length + index}: draft {error}"
+                f"request {name}, output position {position + len(bad.tokens)}: draft {error}"
             ) from error
-        proposal.tokens += drawn.tokens
-        proposal.feed = drawn.tokens
-        if drawn.q is not None:
-            proposal.rows.append(drawn.q)
-        return drawn.confidences[0]
+        for i, proposal in enumerate(proposals):
+            proposal.tokens.append(drawn.tokens[i])
+            proposal.feed = [drawn.tokens[i]]
+            if drawn.q is not None:
+                proposal.rows.append(drawn.q[i : i + 1])
+            if stops(drawn.confidences[i], stop_below):
+                proposal.count = len(proposal.tokens)

@@ -39,8 +39,8 @@ class HuggingFaceModel:
         Raises:
             ModelError: its keys and values cannot be kept in slots, or it ignores masks.
         """
-        self.head_ids = head_ids
         self.device, self.dtype = model.device, model.dtype
+        self.head_ids = None if head_ids is None else head_ids.to(self.device)
         self._model = model
         self._config = model.config.get_text_config()
         parameters = inspect.signature(model.forward).parameters
@@ -111,7 +111,7 @@ class HuggingFaceModel:
         logits = self._run(batch, cache)
         real = torch.arange(logits.shape[1]) < counts[:, None]
         logits = logits[real.to(self.device)][rows].float()
-        return logits if self.head_ids is None else logits[:, self.head_ids.to(self.device)]
+        return logits if self.head_ids is None else logits[:, self.head_ids]
 
     def _run(self, batch: TokenBatch, cache: KVCache, **options: int) -> torch.Tensor:
         """Logits [sequences, width, vocabulary], behind the real tokens padding."""
@@ -125,6 +125,7 @@ class HuggingFaceModel:
             positions[i, : len(part)] = batch.positions[part]
         tokens = tokens.clamp(max=int(self._config.vocab_size) - 1)
         masks, slots = self._masks(segments, width, end), SlotKeysAndValues(cache, segments, end)
+        tokens, positions = tokens.to(self.device), positions.to(self.device)
         return self._call(tokens, positions, masks, slots, **options)
 
     @torch.inference_mode()
@@ -133,7 +134,7 @@ class HuggingFaceModel:
         cache.truncate(slot, 0)
         for start in range(0, len(tokens), PREFILL_CHUNK):
             chunk = tokens[start : start + PREFILL_CHUNK]
-            batch = TokenBatch.causal([(slot, start, chunk)], self.device)
+            batch = TokenBatch.causal([(slot, start, chunk)])
             self._run(batch, cache, **self._one_row)
             cache.truncate(slot, start + len(chunk))
 
@@ -187,12 +188,10 @@ class HuggingFaceModel:
             cache = self.new_cache(2, 8)
             self.prefill(cache, 1, [a, b])
             tree = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 1, 1]]).bool()
-            batch = TokenBatch.pack(
-                [c, d, e, x], [2, 3, 3, 4], [Segment(1, 2, 4, tree)], self.device
-            )
+            batch = TokenBatch.pack([c, d, e, x], [2, 3, 3, 4], [Segment(1, 2, 4, tree)])
             got = [self._all_logits(batch, cache)[[1, 3]]]
             cache.gather(1, [2, 4])
-            batch = TokenBatch.causal([(1, 4, [d])], self.device)
+            batch = TokenBatch.causal([(1, 4, [d])])
             got.append(self._all_logits(batch, cache))
         except ModelError:
             raise

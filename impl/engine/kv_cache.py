@@ -12,6 +12,8 @@ from collections.abc import Sequence
 
 import torch
 
+from impl.engine.device import upload
+
 
 class KVCache:
     """Memory [layers, 2, slots, kv_heads, cells, head_dim]; axis 1 is keys, then values."""
@@ -51,6 +53,6 @@ class KVCache:
         """Settles a branch: copies `cells` of the scratch, in this order, behind the trunk."""
         start, end = self.lengths[slot], self.lengths[slot] + len(cells)
         if list(cells) != list(range(start, end)):
-            index = torch.tensor(cells, device=self.memory.device)
+            index = upload(torch.tensor(cells), self.memory.device)
             self.memory[:, :, slot, :, start:end] = self.memory[:, :, slot].index_select(3, index)
         self.truncate(slot, end)

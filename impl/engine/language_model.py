@@ -17,7 +17,7 @@ class LanguageModel(Protocol):
     Attributes:
         head_ids: token id of each logit, int64 [logits]; None where logit i is token i. A draft
             whose head is trimmed to its most frequent tokens has fewer logits than tokens.
-        device: of weights, cache and logits.
+        device: of weights, cache, logits and their ids.
         dtype: of weights and computation.
     """
 
@@ -55,7 +55,8 @@ class LanguageModel(Protocol):
             rows: which of the N rows need logits.
 
         Returns:
-            float32 logits [rows, logits]; see `head_ids` for the token ids.
+            float32 logits [rows, logits]; see `head_ids` for the token ids. On a GPU they may still
+            be in the making.
         """
 
     def prefill(self, cache: KVCache, slot: int, tokens: Sequence[int]) -> None:

@@ -151,12 +151,15 @@ def load_transformer(
         dtype: of weights and computation.
         device: where it runs.
         head_ids: token ids [n] that the output head is trimmed to; None keeps them all.
-        operators: what the layers are computed with; None is the engine's default.
+        operators: what the layers are computed with; None is the engine's default on a CPU.
     """
     from impl.engine.architecture import TransformerConfig
+    from impl.engine.gpu_operators import GpuOperators
+    from impl.engine.gpu_transformer import GpuTransformer
     from impl.engine.transformer import Transformer
 
-    return Transformer.from_weights(
+    engine = GpuTransformer if isinstance(operators, GpuOperators) else Transformer
+    return engine.from_weights(
         TransformerConfig.from_hf(read_config(folder)),
         read_weights(folder),
         dtype=dtype,

@@ -111,7 +111,7 @@ class TorchLinear:
         norm: Norm | None = None,
         residual: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        y = F.linear(_normalised(x, norm), self.weight, self.bias)
+        y = F.linear(normalised(x, norm), self.weight, self.bias)
         return y if residual is None else y + residual
 
 
@@ -130,7 +130,7 @@ class OneDnnLinear:
         norm: Norm | None = None,
         residual: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        x = _normalised(x, norm)
+        x = normalised(x, norm)
         if residual is None:
             y = torch.ops.mkldnn._linear_pointwise.default(
                 x, self.packed, self.bias, "none", [], ""
@@ -173,7 +173,7 @@ class NormedResult:
         norm: Norm | None = None,
         residual: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        y = _normalised(self.linear(x, norm=norm), self.norm)
+        y = normalised(self.linear(x, norm=norm), self.norm)
         return y if residual is None else y + residual
 
 
@@ -227,9 +227,9 @@ class TorchOperators:
         unrotated, value = qkv[:, :-kv_heads], qkv[:, -kv_heads:]
         if how.query_norm is not None or how.key_norm is not None:
             query, key = unrotated[:, :-kv_heads], unrotated[:, -kv_heads:]
-            normed = _normalised_heads(query, how.query_norm), _normalised_heads(key, how.key_norm)
+            normed = normalised_heads(query, how.query_norm), normalised_heads(key, how.key_norm)
             unrotated = torch.cat(normed, dim=1)
-        rotated = _rotate(unrotated, how.rope[:, batch.positions])
+        rotated = rotate(unrotated, how.rope[:, batch.positions])
         query, key = rotated[:, :-kv_heads], rotated[:, -kv_heads:]
         output, row = torch.empty_like(query), 0
         for segment in batch.segments:
@@ -243,21 +243,21 @@ class TorchOperators:
         return output.view(len(output), -1)
 
 
-def _normalised(x: torch.Tensor, norm: Norm | None) -> torch.Tensor:
+def normalised(x: torch.Tensor, norm: Norm | None) -> torch.Tensor:
     if norm is None:
         return x
     weight = norm.weight
     return F.rms_norm(x.to(weight.dtype), weight.shape, weight, norm.eps).to(x.dtype)
 
 
-def _normalised_heads(x: torch.Tensor, norm: Norm | None) -> torch.Tensor:
+def normalised_heads(x: torch.Tensor, norm: Norm | None) -> torch.Tensor:
     """Normalises x [N, heads, head_dim] by heads, or all heads together: see `Attention`."""
     if norm is None:
         return x
-    return _normalised(x.reshape(len(x), -1, len(norm.weight)), norm).view(x.shape)
+    return normalised(x.reshape(len(x), -1, len(norm.weight)), norm).view(x.shape)
 
 
-def _rotate(x: torch.Tensor, rope: torch.Tensor) -> torch.Tensor:
+def rotate(x: torch.Tensor, rope: torch.Tensor) -> torch.Tensor:
     """Rotary embedding of x [N, heads, head_dim] by the tables' rows [2, N, head_dim]."""
     cos, sin = rope.unsqueeze(2)
     first, second = x.chunk(2, dim=-1)

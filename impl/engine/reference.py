@@ -37,7 +37,7 @@ class Reference:
         cache, start = self._prefilled(prompt_ids[:-1], len(fed))
         noise = 0.0
         for i, token in enumerate(fed):
-            batch = TokenBatch.causal([(0, start + i, [token])], self._target.device)
+            batch = TokenBatch.causal([(0, start + i, [token])])
             alone = self._target.forward(batch, cache)[0]
             noise = max(noise, float((alone - together[i]).abs().max()))
         return noise
@@ -59,7 +59,7 @@ class Reference:
     def _one_pass(self, context: Sequence[int], fed: Sequence[int]) -> torch.Tensor:
         """Logits [fed, vocabulary] behind each of the `fed` tokens."""
         cache, start = self._prefilled(context, len(fed))
-        batch = TokenBatch.causal([(0, start, list(fed))], self._target.device)
+        batch = TokenBatch.causal([(0, start, list(fed))])
         return self._target.forward(batch, cache)
 
     def _prefilled(self, context: Sequence[int], room: int) -> tuple[KVCache, int]:

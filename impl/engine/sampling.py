@@ -6,7 +6,6 @@ uniforms, so each function is pure. Knows nothing of models, caches or where a d
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -19,9 +18,7 @@ from torch import Tensor
 from harness.decoder import SamplingParams
 from harness.errors import NonFiniteLogitsError
 from impl.engine.token_tree import ROOT
-
-_FIRST_NUCLEUS = 128  # tokens ranked at first when looking for the top-p set
-_NUCLEUS_GROWTH = 16
+from impl.engine.truncation import truncated
 
 Uniforms = Sequence[float] | NDArray[np.float64]
 
@@ -107,11 +104,21 @@ def argmax(logits: Tensor) -> Tensor:
     Raises:
         NonFiniteLogitsError: a row holds NaN or +inf, or nothing but -inf.
     """
+    best = best_columns(logits)
+    _check_finite(largest(logits, best).reshape(-1))
+    return best
+
+
+def best_columns(logits: Tensor) -> Tensor:
+    """`argmax` without a look at whether rows are sound, for which it would wait for a GPU."""
     rows = logits.reshape(-1, logits.shape[-1])
     best = _argmax_on_cpu(rows) if rows.device.type == "cpu" else rows.argmax(-1)
-    # NaN counts as largest, so the largest value tells whether the row is sound.
-    _check_finite(rows.gather(-1, best[:, None])[:, 0])
     return best.view(logits.shape[:-1])
+
+
+def largest(logits: Tensor, best: Tensor) -> Tensor:
+    """The largest logit of each row: NaN counts as largest, so it tells whether a row is sound."""
+    return logits.gather(-1, best[..., None])[..., 0]
 
 
 def _argmax_on_cpu(rows: Tensor) -> Tensor:
@@ -141,60 +148,31 @@ def probabilities(logits: Tensor, params: SamplingParams) -> Tensor:
     if params.temperature == 0:
         one_hot = torch.zeros(logits.shape, dtype=dtype, device=logits.device)
         return one_hot.scatter_(-1, argmax(logits)[..., None], 1.0)
-    if params.temperature != 1:
-        logits = logits.to(dtype) / params.temperature
-    probs = torch.softmax(logits, -1, dtype=dtype)
-    _check_finite(probs[..., 0].reshape(-1))  # softmax spreads one bad logit over its whole row
-    if 0 < params.top_k < probs.shape[-1]:
-        ranked = probs.topk(params.top_k).values
-        share = params.top_p if params.top_p < 1 else math.inf  # all k, however small the last
-        return _keep_nucleus(probs, ranked, share * ranked.sum(-1, True, dtype=torch.float64))
-    if params.top_p < 1:
-        return _keep_nucleus(probs, *_rank_nucleus(probs, params.top_p))
-    return probs
+    probs = softened(logits, params.temperature)
+    _check_finite(probs[..., 0].reshape(-1))
+    return truncated(probs, params)
+
+
+def softened(logits: Tensor, temperature: float) -> Tensor:
+    """The softmax at a temperature > 0; one bad logit makes its whole row NaN."""
+    dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
+    if temperature != 1:
+        logits = logits.to(dtype) / temperature
+    return torch.softmax(logits, -1, dtype=dtype)
 
 
 def _check_finite(witness: Tensor) -> None:
     """Raises unless `witness` [rows], one value that is finite when its row is, is all finite."""
     finite = torch.isfinite(witness)
     if not finite.all():
-        row = int(finite.logical_not().nonzero()[0])
-        raise NonFiniteLogitsError(
-            f"logits: row {row} of {len(finite)} holds NaN or infinity; check the model's weights "
-            "and dtype"
-        )
+        raise not_finite(int(finite.logical_not().nonzero()[0]), len(finite))
 
 
-def _rank_nucleus(probs: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
-    """The largest probabilities of each row, enough to hold the mass `top_p`, and that mass."""
-    vocab = probs.shape[-1]
-    mass = top_p * probs.sum(-1, keepdim=True, dtype=torch.float64)
-    size = min(_FIRST_NUCLEUS, vocab)
-    ranked = probs.topk(size).values  # not a full sort, which costs 30 ms at V = 152k
-    while size < vocab and bool((ranked.sum(-1, keepdim=True, dtype=torch.float64) < mass).any()):
-        size = min(size * _NUCLEUS_GROWTH, vocab)
-        ranked = probs.topk(size).values
-    return ranked, mass
-
-
-def _keep_nucleus(probs: Tensor, ranked: Tensor, mass: Tensor) -> Tensor:
-    """Keeps the fewest most likely tokens that hold `mass`, zeroes the others and renormalises.
-
-    Args:
-        probs: [..., V], changed in place.
-        ranked: [..., n], each row's n largest values, descending; at most these are kept.
-        mass: float64 [..., 1].
-    """
-    short = (ranked.cumsum(-1, dtype=torch.float64) < mass).sum(-1, keepdim=True)
-    count = (short + 1).clamp_(max=ranked.shape[-1])
-    threshold = ranked.gather(-1, count - 1)
-    kept = probs >= threshold
-    if not torch.equal(kept.sum(-1, keepdim=True), count):  # a tie at the edge: lower ids stay
-        above = probs > threshold
-        equal = kept & ~above
-        kept = above | (equal & (equal.cumsum(-1) <= count - above.sum(-1, keepdim=True)))
-    probs.masked_fill_(~kept, 0)
-    return probs.div_(probs.sum(-1, keepdim=True))
+def not_finite(row: int, rows: int) -> NonFiniteLogitsError:
+    """The error of a row that is not sound."""
+    return NonFiniteLogitsError(
+        f"logits: row {row} of {rows} holds NaN or infinity; check the model's weights and dtype"
+    )
 
 
 def sample(probs: Tensor, uniforms: Tensor) -> Tensor:
@@ -253,7 +231,7 @@ def verify(
     if len(logits) not in (count + 1, max(1, count)):
         raise ValueError(f"logits: {len(logits)} rows for {count} drafted tokens, not K + 1")
     if params.temperature == 0:
-        return _verify_greedy(logits, draft)
+        return verify_greedy(argmax(logits).tolist(), draft)
     if len(uniforms) != count + 1:
         raise ValueError(f"uniforms: {len(uniforms)} for {count} drafted tokens, not K + 1")
     path: list[int] = []
@@ -265,12 +243,12 @@ def verify(
             emission = torch.tensor(float(uniforms[-1]), dtype=torch.float64, device=left.device)
             return _outcome(draft, path, int(sample(left, emission)))
         path.append(accepted)
-    return _without_bonus(draft)
+    return without_bonus(draft)
 
 
-def _verify_greedy(logits: Tensor, draft: Draft) -> Verification:
+def verify_greedy(best: Sequence[int], draft: Draft) -> Verification:
+    """`verify` at temperature 0, by the argmax of each row."""
     tokens: list[int] = draft.tokens.tolist()
-    best: list[int] = argmax(logits).tolist()
     path: list[int] = []
     while len(path) < len(best):
         node = path[-1] if path else ROOT
@@ -279,10 +257,10 @@ def _verify_greedy(logits: Tensor, draft: Draft) -> Verification:
         if accepted is None:
             return _outcome(draft, path, wanted)
         path.append(accepted)
-    return _without_bonus(draft)
+    return without_bonus(draft)
 
 
-def _without_bonus(draft: Draft) -> Verification:
+def without_bonus(draft: Draft) -> Verification:
     """The whole chain was accepted, and no row of logits is left for another token."""
     return Verification(len(draft.tokens) - 1, int(draft.tokens[-1]), token_drafted=True)
 

@@ -35,7 +35,7 @@ class Segment:
         mask = self.tail_mask
         if mask is None:
             mask = torch.ones(self.count, self.count, dtype=torch.bool).tril()
-        return mask if window is None else _newest(mask, window)
+        return mask if window is None else newest(mask, window)
 
     def visible(self, window: int | None = None) -> torch.Tensor:
         """What each token sees: bool [count, end].
@@ -48,12 +48,15 @@ class Segment:
         tail = self.tail()
         trunk = torch.ones(self.count, self.end - tail.shape[1], dtype=torch.bool)
         mask = torch.cat((trunk, tail), dim=1)
-        return mask if window is None else _newest(mask, window)
+        return mask if window is None else newest(mask, window)
 
 
 @dataclass(frozen=True, slots=True)
 class TokenBatch:
-    """Packed tokens [N] with their rotary positions [N], in the order of the segments."""
+    """Packed tokens [N] with their rotary positions [N], in the order of the segments.
+
+    They are made on the host; a model moves them to where it runs.
+    """
 
     tokens: torch.Tensor
     positions: torch.Tensor
@@ -65,26 +68,23 @@ class TokenBatch:
         tokens: Sequence[int],
         positions: Sequence[int],
         segments: Sequence[Segment],
-        device: torch.device,
     ) -> TokenBatch:
         """Builds the tensors from Python lists."""
         return cls(
-            torch.tensor(tokens, dtype=torch.int64, device=device),
-            torch.tensor(positions, dtype=torch.int64, device=device),
+            torch.tensor(tokens, dtype=torch.int64),
+            torch.tensor(positions, dtype=torch.int64),
             tuple(segments),
         )
 
     @classmethod
-    def causal(
-        cls, parts: Sequence[tuple[int, int, Sequence[int]]], device: torch.device
-    ) -> TokenBatch:
+    def causal(cls, parts: Sequence[tuple[int, int, Sequence[int]]]) -> TokenBatch:
         """Packs (slot, start, tokens) parts whose tokens follow each other from cell `start` on."""
         tokens = [token for _, _, part in parts for token in part]
         positions = [start + i for _, start, part in parts for i in range(len(part))]
         segments = [Segment(slot, start, len(part)) for slot, start, part in parts]
-        return cls.pack(tokens, positions, segments, device)
+        return cls.pack(tokens, positions, segments)
 
 
-def _newest(mask: torch.Tensor, window: int) -> torch.Tensor:
-    """Keeps the last `window` cells that each row [cells] sees."""
-    return mask & (mask.flip(1).cumsum(1).flip(1) <= window)
+def newest(mask: torch.Tensor, window: int) -> torch.Tensor:
+    """Keeps the last `window` cells that each row of a mask [..., cells] sees."""
+    return mask & (mask.flip(-1).cumsum(-1).flip(-1) <= window)

@@ -7,15 +7,17 @@ about sampling, drafting or verifying.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 from impl.engine.architecture import TransformerConfig
 from impl.engine.kv_cache import KVCache
 from impl.engine.layer import Checkpoint, Layer, build_layer
-from impl.engine.operators import Linear, Norm, Operators, TorchOperators
+from impl.engine.operators import Attention, Linear, Norm, Operators, TorchOperators
 from impl.engine.token_batch import TokenBatch
+
+Attend = Callable[[torch.Tensor, Attention, int], torch.Tensor]  # q, k, v; how; which layer
 
 PREFILL_CHUNK = 256  # tokens of a prompt per pass: bounds scratch memory, keeps weights in use
 
@@ -83,7 +85,8 @@ class Transformer:
         final_norm = checkpoint.norm("model.norm", config.hidden_size)
         checkpoint.refuse_unused()
         if head_ids is not None:
-            head = head[head_ids.to(checkpoint.device)]
+            head_ids = head_ids.to(checkpoint.device)
+            head = head[head_ids]
         return cls(config, embedding, layers, final_norm, operators.head(head), head_ids, operators)
 
     @property
@@ -125,8 +128,7 @@ class Transformer:
         self, batch: TokenBatch, cache: KVCache, rows: torch.Tensor | slice = slice(None)
     ) -> torch.Tensor:
         """See `LanguageModel.forward`."""
-        x = self._run_layers(batch, cache)
-        return self._head(x[rows], norm=self._final_norm)
+        return self._logits(self._run(batch, cache)[rows])
 
     @torch.inference_mode()
     def prefill(self, cache: KVCache, slot: int, tokens: Sequence[int]) -> None:
@@ -134,18 +136,27 @@ class Transformer:
         cache.truncate(slot, 0)
         for start in range(0, len(tokens), PREFILL_CHUNK):
             chunk = tokens[start : start + PREFILL_CHUNK]
-            self._run_layers(TokenBatch.causal([(slot, start, chunk)], self.device), cache)
+            self._run(TokenBatch.causal([(slot, start, chunk)]), cache)
             cache.truncate(slot, start + len(chunk))
 
-    def _run_layers(self, batch: TokenBatch, cache: KVCache) -> torch.Tensor:
+    def _run(self, batch: TokenBatch, cache: KVCache) -> torch.Tensor:
         """Hidden states [N, hidden] behind the last block."""
         attention = self.operators.attention
+        return self._run_layers(
+            batch.tokens, lambda qkv, how, i: attention(qkv, how, batch, cache, i)
+        )
+
+    def _run_layers(self, tokens: torch.Tensor, attend: Attend) -> torch.Tensor:
         # A draft padded to fewer ids than its target may be fed one that it lacks: no real token.
-        x = self._embedding[batch.tokens.clamp(max=len(self._embedding) - 1)]
+        x = self._embedding[tokens.clamp(max=len(self._embedding) - 1)]
         if self._embedding_scale is not None:
             x = x * self._embedding_scale
         for i, layer in enumerate(self._layers):
             qkv = layer.qkv(x, norm=layer.attention_norm)
-            x = layer.output(attention(qkv, layer.attention, batch, cache, i), residual=x)
+            x = layer.output(attend(qkv, layer.attention, i), residual=x)
             x = layer.down(layer.gate_up(x, norm=layer.mlp_norm), residual=x)
         return x
+
+    def _logits(self, x: torch.Tensor) -> torch.Tensor:
+        """Float32 logits [n, logits] of hidden states [n, hidden]."""
+        return self._head(x, norm=self._final_norm)

@@ -215,7 +215,7 @@ class TreeDrafter:
             segments.append(Segment(growth.sequence.slot, cells.trunk + first, count, mask))
             wanted += range(len(tokens) - len(growth.tree.frontier), len(tokens))
             growth.seen = len(cells)
-        batch = TokenBatch.pack(tokens, positions, segments, self.model.device)
+        batch = TokenBatch.pack(tokens, positions, segments)
         return self.model.forward(batch, self.cache, rows=torch.tensor(wanted))
 
     def _draw(self, growth: _Growth, logits: torch.Tensor) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as List
 from typing import NamedTuple
 
@@ -10,10 +11,12 @@ import torch
 
 from harness.decoder import Span, SpanKind
 from harness.errors import NonFiniteLogitsError
+from impl.engine.device import wait_for
+from impl.engine.device_verification import Case, verifications
 from impl.engine.kv_cache import KVCache
 from impl.engine.language_model import LanguageModel
 from impl.engine.randomness import Role
-from impl.engine.sampling import Draft, TreeDraft, Verification, verify
+from impl.engine.sampling import Draft, TreeDraft, Verification
 from impl.engine.sequence import Sequence
 from impl.engine.token_batch import Segment, TokenBatch
 from impl.engine.token_tree import TokenTree
@@ -50,16 +53,15 @@ class Verifier:
         Raises:
             NonFiniteLogitsError: names the sequence and the position in its output.
         """
-        logits, passing = self.score(sequences, drafts)
-        outcomes, judging = self.judge(sequences, drafts, logits)
-        return VerifiedBatch(outcomes, passing._replace(end_ns=judging.end_ns))
+        start_ns = time.perf_counter_ns()
+        outcomes, judging = self.judge(sequences, drafts, self._pass(sequences, drafts))
+        return VerifiedBatch(outcomes, judging._replace(start_ns=start_ns))
 
     def score(self, sequences: List[Sequence], drafts: List[Draft]) -> Scored:
         """The target's pass over each sequence's pending token and draft, possibly empty."""
         start_ns = time.perf_counter_ns()
-        batch = _lay_out(sequences, drafts, self.target.device)
-        counts = [segment.count for segment in batch.segments]
-        logits = torch.split(self.target.forward(batch, self.cache), counts)
+        logits = self._pass(sequences, drafts)
+        wait_for(self.target.device)
         return Scored(logits, Span(SpanKind.VERIFY, start_ns, time.perf_counter_ns()))
 
     def judge(
@@ -71,17 +73,22 @@ class Verifier:
             NonFiniteLogitsError: names the sequence and the position in its output.
         """
         start_ns = time.perf_counter_ns()
-        outcomes = [self._judge(*case) for case in zip(sequences, drafts, logits, strict=True)]
+        cases = [_case(*each) for each in zip(sequences, drafts, logits, strict=True)]
+        concludes = verifications(cases, together=self.target.device.type != "cpu")
+        outcomes = [self._settle(*each) for each in zip(sequences, concludes, strict=True)]
         return VerifiedBatch(outcomes, Span(SpanKind.VERIFY, start_ns, time.perf_counter_ns()))
 
-    def _judge(self, sequence: Sequence, draft: Draft, logits: torch.Tensor) -> Verification:
-        position, params = sequence.output_length, sequence.request.sampling
-        count, greedy = len(draft.tokens) + 1, params.temperature == 0
-        uniforms = () if greedy else sequence.stream.uniforms(Role.VERIFY, position, count)
+    def _pass(self, sequences: List[Sequence], drafts: List[Draft]) -> List[torch.Tensor]:
+        """Logits of each sequence; on a GPU they may still be in the making."""
+        batch = _lay_out(sequences, drafts)
+        counts = [segment.count for segment in batch.segments]
+        return torch.split(self.target.forward(batch, self.cache), counts)
+
+    def _settle(self, sequence: Sequence, conclude: Callable[[], Verification]) -> Verification:
         try:
-            outcome = verify(logits, draft, params, uniforms)
+            outcome = conclude()
         except NonFiniteLogitsError as error:
-            name = sequence.request.request_id
+            name, position = sequence.request.request_id, sequence.output_length
             raise NonFiniteLogitsError(
                 f"request {name}, output position {position}: target {error}"
             ) from error
@@ -91,7 +98,14 @@ class Verifier:
         return outcome
 
 
-def _lay_out(sequences: List[Sequence], drafts: List[Draft], device: torch.device) -> TokenBatch:
+def _case(sequence: Sequence, draft: Draft, logits: torch.Tensor) -> Case:
+    position, params = sequence.output_length, sequence.request.sampling
+    count, greedy = len(draft.tokens) + 1, params.temperature == 0
+    uniforms = () if greedy else sequence.stream.uniforms(Role.VERIFY, position, count)
+    return Case(logits, draft, params, uniforms)
+
+
+def _lay_out(sequences: List[Sequence], drafts: List[Draft]) -> TokenBatch:
     """Each sequence's pending token and behind it its drafted ones, in the draft's order."""
     tokens: list[int] = []
     positions: list[int] = []
@@ -106,7 +120,7 @@ def _lay_out(sequences: List[Sequence], drafts: List[Draft], device: torch.devic
         else:
             positions += range(start, start + count)
             segments.append(Segment(sequence.slot, start, count))
-    return TokenBatch.pack(tokens, positions, segments, device)
+    return TokenBatch.pack(tokens, positions, segments)
 
 
 def _as_tree(sequence: Sequence, draft: TreeDraft) -> TokenTree:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 
 from impl.engine.channel import Channel
+from impl.engine.device import wait_for
 from impl.engine.draft_process import DraftProcess
 from impl.engine.kv_cache import KVCache
 from impl.engine.language_model import LanguageModel
@@ -65,7 +66,8 @@ def _time_passes(model: LanguageModel, cache: KVCache, sizes: Sequence[int]) -> 
 def _time_pass(model: LanguageModel, cache: KVCache, tokens: int) -> float:
     """Seconds of a pass over `tokens` tokens in slot 0, whose cells nobody needs yet."""
     start = min(CONTEXT, cache.cells - tokens)
-    batch = TokenBatch.causal([(0, start, [0] * tokens)], model.device)
+    batch = TokenBatch.causal([(0, start, [0] * tokens)])
     begin = time.perf_counter()
     model.forward(batch, cache)
+    wait_for(model.device)
     return time.perf_counter() - begin

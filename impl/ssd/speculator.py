@@ -21,6 +21,7 @@ import torch
 from harness.decoder import CacheOutcome, Span, SpanKind
 from harness.errors import NonFiniteLogitsError
 from impl.engine.channel import Channel
+from impl.engine.device import upload
 from impl.engine.draft_client import Prefill, Prefilled, Release
 from impl.engine.draft_process import Close
 from impl.engine.drafter import draft_uniform, draw
@@ -68,6 +69,8 @@ class Speculator:
         """
         self.options = options
         self.model = spec.load()
+        ids = self.model.head_ids
+        self.ids = None if ids is None else ids.cpu()  # for look-ups, which never wait for a GPU
         self.policy = Policy(options, deterministic=deterministic)
         self.q_buffer = q_buffer
         self.max_context = max_context
@@ -230,10 +233,12 @@ class Speculator:
         if len(trunk.confidences) < trunk.drafted:
             tokens = trunk.tokens[1:]
             rows = torch.stack(trunk.logits[: len(tokens)]).softmax(-1)
-            columns = [_column(self.model.head_ids, token, rows.shape[1]) for token in tokens]
+            columns = [_column(self.ids, token, rows.shape[1]) for token in tokens]
+            kept = torch.tensor([column or 0 for column in columns])
+            likely = rows.gather(1, upload(kept, rows.device)[:, None])[:, 0].tolist()
             trunk.confidences = [
-                0.0 if column is None else float(row[column])
-                for row, column in zip(rows, columns, strict=True)
+                0.0 if column is None else chance
+                for chance, column in zip(likely, columns, strict=True)
             ]
         return trunk.confidences
 
@@ -288,7 +293,7 @@ class Speculator:
             segments.append(
                 Segment(state.sequence.slot, tree.trunk + first, count, tree.mask(first))
             )
-        batch = TokenBatch.pack(tokens, positions, segments, self.model.device)
+        batch = TokenBatch.pack(tokens, positions, segments)
         logits = self.model.forward(batch, self.cache)
         counts = [segment.count for segment in segments]
         rows = torch.split(logits, counts)
@@ -366,12 +371,12 @@ class Speculator:
     def _rank(self, state: SequenceSpeculation, outcome: Outcome) -> int | None:
         """1-based place of t* among what would have been guessed at its position."""
         row, drafted = state.trunk.logits[outcome.accepted], state.trunk.tokens[1:]
-        column = _column(self.model.head_ids, outcome.token, len(row))
+        column = _column(self.ids, outcome.token, len(row))
         if column is None:
             return None
         above = int((row > row[column]).sum())
         if outcome.accepted < len(drafted):
-            rejected = _column(self.model.head_ids, drafted[outcome.accepted], len(row))
+            rejected = _column(self.ids, drafted[outcome.accepted], len(row))
             above -= int(rejected is not None and bool(row[rejected] > row[column]))
         return above + 1
 

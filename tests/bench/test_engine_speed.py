@@ -32,7 +32,7 @@ def decode(model, tokens: int):
     """A function that feeds `tokens` new tokens behind the context and computes their logits."""
     cache = model.new_cache(1, CONTEXT + tokens)
     model.prefill(cache, 0, range(100, 100 + CONTEXT))
-    batch = TokenBatch.causal([(0, CONTEXT, range(tokens))], model.device)
+    batch = TokenBatch.causal([(0, CONTEXT, range(tokens))])
     return lambda: model.forward(batch, cache)
 
 

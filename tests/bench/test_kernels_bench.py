@@ -49,7 +49,7 @@ def prefilled(model, tokens: int):
 def test_forward(benchmark, model, tokens):
     name, loaded = model
     cache = prefilled(loaded, tokens)
-    batch = TokenBatch.causal([(0, CONTEXT, range(tokens))], loaded.device)
+    batch = TokenBatch.causal([(0, CONTEXT, range(tokens))])
     benchmark.extra_info.update(
         model=name, tokens=tokens, context=CONTEXT, weight_bytes=loaded.weight_bytes
     )

@@ -16,7 +16,7 @@ from tiny_runs import Setting, decode
 
 from harness.decoder import CacheOutcome, SamplingParams
 from harness.store import RunData
-from impl.engine import drafter, sampling, tree_drafter, verifier
+from impl.engine import device_verification, drafter, sampling, tree_drafter
 from impl.engine.candidate_tree import CandidateTree, Siblings
 from impl.engine.drafter import Proposal
 from impl.engine.kv_cache import KVCache
@@ -290,14 +290,15 @@ def verify_without_rollback(self, sequences, drafts, honest=Verifier.verify):
     return batch
 
 
-def judge_and_gather_wrongly(self, sequence, draft, logits, honest=Verifier._judge):
+def judge_and_gather_wrongly(self, sequences, drafts, logits, honest=Verifier.judge):
     """After a hit the accepted tokens get the KV of their neighbours in the batch."""
-    outcome = honest(self, sequence, draft, logits)
-    if isinstance(draft, Hit):
-        own = self.cache.memory[:, :, sequence.slot]
-        first, count = len(sequence.tokens), outcome.accepted
-        own[..., first : first + count, :] = own[..., first + 1 : first + count + 1, :].clone()
-    return outcome
+    batch = honest(self, sequences, drafts, logits)
+    for sequence, draft, outcome in zip(sequences, drafts, batch.outcomes, strict=True):
+        if isinstance(draft, Hit):
+            own = self.cache.memory[:, :, sequence.slot]
+            first, count = len(sequence.tokens), outcome.accepted
+            own[..., first : first + count, :] = own[..., first + 1 : first + count + 1, :].clone()
+    return batch
 
 
 def end_swallowed(self, tokens, honest=Sequence.append):
@@ -326,7 +327,7 @@ def mutant(
 
 
 def judging(by: Any) -> tuple[Any, str, Any]:
-    return (verifier, "verify", by)
+    return (device_verification, "verify", by)
 
 
 def left_after_rejection(by: Any) -> tuple[Any, str, Any]:
@@ -398,7 +399,7 @@ MUTANTS = (
     mutant(
         "KV of the wrong branch after a hit",
         MARKED,
-        (Verifier, "_judge", judge_and_gather_wrongly),
+        (Verifier, "judge", judge_and_gather_wrongly),
         setting=SSD,
         size=SMALL,
     ),

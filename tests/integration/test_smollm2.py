@@ -46,7 +46,7 @@ def exact(folder):
 
 
 def test_logits_equal_transformers(exact, ids, reference):
-    batch = TokenBatch.causal([(0, 0, ids)], exact.device)
+    batch = TokenBatch.causal([(0, 0, ids)])
     logits = exact.forward(batch, exact.new_cache(1, len(ids)))
     torch.testing.assert_close(logits, reference, atol=1e-4, rtol=1e-5)
 
@@ -55,14 +55,14 @@ def test_prefill_steps_and_a_tree_pass_equal_transformers(exact, ids, reference)
     cache, half = exact.new_cache(1, len(ids) + 8), len(ids) // 2
     exact.prefill(cache, 0, ids[:half])
     for i in (half, half + 1):
-        logits = exact.forward(TokenBatch.causal([(0, i, ids[i : i + 1])], exact.device), cache)
+        logits = exact.forward(TokenBatch.causal([(0, i, ids[i : i + 1])]), cache)
         torch.testing.assert_close(logits[0], reference[i], atol=1e-4, rtol=1e-5)
     tree = TokenTree(half + 2, capacity=8)
     trunk = tree.add(ids[half + 2])
     tree.add(ids[0], trunk)  # a branch that the text does not take
     tree.add(ids[half + 3], trunk)
     segment = Segment(0, tree.trunk, len(tree), tree.mask(0))
-    batch = TokenBatch.pack(tree.tokens, tree.positions(0), [segment], exact.device)
+    batch = TokenBatch.pack(tree.tokens, tree.positions(0), [segment])
     logits = exact.forward(batch, cache)
     torch.testing.assert_close(
         logits[[0, 2]], reference[[half + 2, half + 3]], atol=1e-4, rtol=1e-5
@@ -73,7 +73,7 @@ def test_the_bfloat16_kernels_rank_tokens_as_transformers_does(folder, ids, refe
     config = TransformerConfig.from_hf(read_config(folder))
     operators, _ = choose_operators(config, torch.bfloat16, quantization=None, kernel_dir=tmp_path)
     model = load_transformer(folder, dtype=torch.bfloat16, operators=operators)
-    batch = TokenBatch.causal([(0, 0, ids)], model.device)
+    batch = TokenBatch.causal([(0, 0, ids)])
     logits = model.forward(batch, model.new_cache(1, len(ids)))
     agreement = (logits.argmax(-1) == reference.argmax(-1)).float().mean()
     assert agreement > 0.9  # bfloat16 moves logits by some 0.1, enough for a few near ties

@@ -157,7 +157,7 @@ class FixedLogits:
 
     def prefill(self, cache: KVCache, slot: int, tokens: Sequence[int]) -> None:
         cache.truncate(slot, 0)
-        self._write(TokenBatch.causal([(slot, 0, tokens)], self.device), cache)
+        self._write(TokenBatch.causal([(slot, 0, tokens)]), cache)
         cache.truncate(slot, len(tokens))
 
     def forward(

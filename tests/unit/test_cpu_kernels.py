@@ -348,7 +348,7 @@ def rotation(cells: int, head_dim: int) -> torch.Tensor:
 
 def batch_of(*segments: Segment) -> TokenBatch:
     positions = [s.start + i for s in segments for i in range(s.count)]
-    return TokenBatch.pack(positions, positions, segments, torch.device("cpu"))
+    return TokenBatch.pack(positions, positions, segments)
 
 
 def assert_attends(
@@ -480,7 +480,7 @@ def test_a_window_counts_along_a_trees_paths(kernels: CpuKernels) -> None:
     cache, qkv = new_cache(1, 32), normal(4, 4, 32)
     tail = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 0, 1]], dtype=torch.bool)
     segment = Segment(0, 34, 4, tail_mask=tail)
-    batch = TokenBatch.pack([0] * 4, [34, 35, 36, 36], [segment], torch.device("cpu"))
+    batch = TokenBatch.pack([0] * 4, [34, 35, 36, 36], [segment])
     for window, seen_cells in (
         (2, ([33, 34], [34, 35], [35, 36], [35, 37])),
         (4, ([31, 32, 33, 34], [32, 33, 34, 35], [33, 34, 35, 36], [33, 34, 35, 37])),

@@ -61,7 +61,7 @@ def test_a_pass_lasts_as_long_as_it_is_told_or_as_it_takes(monkeypatch, works, l
     clock = Clock()
     monkeypatch.setattr(emulated_model, "time", clock)
     model = EmulatedModel(Working(clock, works), Latency((1, 3), (0.01, 0.02)))
-    batch = TokenBatch.causal([(0, 0, [5, 6, 7])], torch.device("cpu"))
+    batch = TokenBatch.causal([(0, 0, [5, 6, 7])])
     rows = model.forward(batch, None, slice(1, None))
     assert rows.tolist() == [6, 7]
     assert clock.now == pytest.approx(lasts, abs=1e-5)
@@ -71,7 +71,7 @@ def test_a_pass_lasts_as_long_as_it_is_told_or_as_it_takes(monkeypatch, works, l
 def test_an_emulated_model_has_the_small_ones_logits():
     plain = ModelSpec(TINY / "draft", "float32").load()
     slow = ModelSpec(TINY / "draft", "float32", latency=Latency((1,), (0.001,))).load()
-    batch = TokenBatch.causal([(0, 0, [1, 2, 3])], plain.device)
+    batch = TokenBatch.causal([(0, 0, [1, 2, 3])])
     logits = [model.forward(batch, model.new_cache(1, 8)) for model in (plain, slow)]
     assert torch.equal(*logits)
     assert isinstance(slow, EmulatedModel)

@@ -63,7 +63,7 @@ def test_greedy_tokens_equal_generate(twins):
 
 def test_a_trimmed_head_and_asked_rows():
     model = random_model(MODELS["GPT-2"])
-    kept, batch = torch.tensor([0, 3, 50]), TokenBatch.causal([(0, 0, tokens(9))], model.device)
+    kept, batch = torch.tensor([0, 3, 50]), TokenBatch.causal([(0, 0, tokens(9))])
     full, trimmed = HuggingFaceModel(model), HuggingFaceModel(model, kept)
     every = full.forward(batch, full.new_cache(1, 16))
     rows = torch.tensor([2, 8])

@@ -251,7 +251,7 @@ def test_loaded_transformer_computes_what_transformers_does(tmp_path):
     tokens = [3, 14, 15, 92]
     with torch.no_grad():
         expected = model(torch.tensor([tokens])).logits[0]
-    batch = TokenBatch.causal([(0, 0, tokens)], torch.device("cpu"))
+    batch = TokenBatch.causal([(0, 0, tokens)])
 
     def run(transformer) -> torch.Tensor:
         cache: KVCache = transformer.new_cache(slots=1, cells=16)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny_architectures import CPU, SIZES, build, tokens_of
+from tiny_architectures import SIZES, build, tokens_of
 from transformers import LlamaConfig
 
 from harness.errors import ModelError
@@ -55,7 +55,7 @@ def test_rollback_leaves_no_trace(llama):
 
 
 def test_logits_are_computed_for_the_asked_rows_only(llama):
-    batch = TokenBatch.causal([(0, 0, tokens_of(9))], CPU)
+    batch = TokenBatch.causal([(0, 0, tokens_of(9))])
     every = llama.ours.forward(batch, llama.ours.new_cache(1, 16))
     some = llama.ours.forward(batch, llama.ours.new_cache(1, 16), rows=torch.tensor([2, 8]))
     torch.testing.assert_close(some, every[[2, 8]])
@@ -68,7 +68,7 @@ def test_a_trimmed_head_gives_the_same_logits_for_the_kept_tokens(llama):
     )
     part = [(0, 0, tokens_of(12))]
     every = llama.feed(llama.ours.new_cache(1, 16), part)
-    some = trimmed.forward(TokenBatch.causal(part, CPU), trimmed.new_cache(1, 16))
+    some = trimmed.forward(TokenBatch.causal(part), trimmed.new_cache(1, 16))
     torch.testing.assert_close(some, every[:, kept])
     assert trimmed.vocabulary == 4
 
@@ -76,7 +76,7 @@ def test_a_trimmed_head_gives_the_same_logits_for_the_kept_tokens(llama):
 def test_bfloat16_follows_float32(llama):
     weights, tokens = llama.reference.state_dict(), tokens_of(32)
     ours = Transformer.from_weights(llama.ours.config, weights, dtype=torch.bfloat16)
-    logits = ours.forward(TokenBatch.causal([(0, 0, tokens)], CPU), ours.new_cache(1, 32))
+    logits = ours.forward(TokenBatch.causal([(0, 0, tokens)]), ours.new_cache(1, 32))
     want = llama.want(tokens)
     assert (logits - want).abs().max() < 0.05 * want.abs().max()
 

@@ -23,6 +23,7 @@ from transformers import (
 
 from impl.engine.architecture import TransformerConfig
 from impl.engine.kv_cache import KVCache
+from impl.engine.operators import Operators
 from impl.engine.token_batch import Segment, TokenBatch
 from impl.engine.token_tree import ROOT, TokenTree
 from impl.engine.transformer import Transformer
@@ -110,16 +111,18 @@ class Twins:
 
     def feed(self, cache: KVCache, parts: list[tuple[int, int, list[int]]]) -> torch.Tensor:
         """Our logits behind the tokens of (slot, start, tokens) parts."""
-        return self.ours.forward(TokenBatch.causal(parts, CPU), cache)
+        return self.ours.forward(TokenBatch.causal(parts), cache)
 
     def feed_tree(self, cache: KVCache, tree: TokenTree, first: int = 0) -> torch.Tensor:
         """Our logits behind the nodes of a tree from `first` on, in slot 0."""
         segment = Segment(0, tree.trunk + first, len(tree) - first, tree.mask(first))
-        batch = TokenBatch.pack(tree.tokens[first:], tree.positions(first), [segment], CPU)
+        batch = TokenBatch.pack(tree.tokens[first:], tree.positions(first), [segment])
         return self.ours.forward(batch, cache)
 
 
-def build(config: Any) -> Twins:
+def build(
+    config: Any, engine: type[Transformer] = Transformer, operators: Operators | None = None
+) -> Twins:
     """A random model in float32 whose norms and biases are not at their neutral values."""
     torch.manual_seed(7)
     reference = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
@@ -130,7 +133,8 @@ def build(config: Any) -> Twins:
             torch.nn.init.normal_(parameter, mean=mean, std=0.2)
     parsed = TransformerConfig.from_hf(getattr(config, "raw", None) or config.to_dict())
     weights = reference.state_dict()
-    return Twins(reference, Transformer.from_weights(parsed, weights, dtype=torch.float32))
+    ours = engine.from_weights(parsed, weights, dtype=torch.float32, operators=operators)
+    return Twins(reference, ours)
 
 
 def tokens_of(length: int, seed: int = 0) -> list[int]:
