@@ -172,6 +172,10 @@ class RunConfig(BaseModel):
             raise ValueError("draft: needs a target beside it")
         if self.engine == "hf" and self.draft_quantization not in (None, "none"):
             raise ValueError("draft_quantization: is the lean engine's; drop it or drop engine hf")
+        if self.engine == "hf" and len(self.placement.target_devices) > 1:
+            raise ValueError(
+                "target_devices: several are the lean engine's; name one, or drop engine hf"
+            )
         if self.raw and self.system is not None:
             raise ValueError("system: has no place in a raw prompt; drop it or drop raw")
         return self

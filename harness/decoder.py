@@ -137,6 +137,7 @@ class Round:
 
 
 Convention = Literal["equal-target", "pooled"]
+ChannelName = Literal["shared", "distributed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,16 +145,19 @@ class Placement:
     """Which devices each model owns. On a CPU a device is a set of cores, one thread each.
 
     Attributes:
-        target_cores: cores of the target; the process that calls `step` runs on these.
+        target_cores: cores of the target, shared out evenly among its devices; the process that
+            calls `step` runs on those of the first.
         draft_cores: cores of the draft worker of asynchronous methods. Synchronous methods draft
             on the target's devices.
         convention: what synchronous methods have. "equal-target": the target's cores, so that the
             target is the same for all. "pooled": the draft's cores too, for target and draft
             alike, so that all methods have the same machine.
         target_devices: "cuda:N" or "cpu", by their PyTorch names; several share each layer of the
-            target (tensor parallelism).
+            target (tensor parallelism), each with a process of its own.
         draft_device: of the draft worker, "cuda:N" or "cpu". Models on GPUs have their processes
             on the cores above.
+        channel: between the target and the draft worker: "shared" memory, or "distributed", by
+            messages alone, as between machines.
     """
 
     target_cores: tuple[int, ...] = (0,)
@@ -161,6 +165,7 @@ class Placement:
     convention: Convention = "equal-target"
     target_devices: tuple[str, ...] = ("cpu",)
     draft_device: str = "cpu"
+    channel: ChannelName = "shared"
 
     @property
     def shared(self) -> bool:
@@ -170,10 +175,15 @@ class Placement:
         cores = set(self.target_cores) & set(self.draft_cores)
         return self.draft_device != "cpu" or bool(cores)
 
+    def rank_cores(self, rank: int) -> tuple[int, ...]:
+        """The cores of the process that drives the target's device of this index."""
+        each = len(self.target_cores) // len(self.target_devices)
+        return self.target_cores[rank * each : (rank + 1) * each]
+
     def cores(self, asynchronous: bool) -> tuple[int, ...]:
         """The cores of the process that calls `step`, one thread each."""
         if asynchronous or self.convention == "equal-target":
-            return self.target_cores
+            return self.rank_cores(0)
         return tuple(dict.fromkeys((*self.target_cores, *self.draft_cores)))
 
     def devices(self, asynchronous: bool) -> int:

@@ -33,7 +33,8 @@ def parse_devices(names: str | Iterable[str]) -> tuple[str, ...]:
 def with_devices(placement: Mapping[str, Any]) -> dict[str, Any]:
     """A placement's fields with its devices read.
 
-    A draft without a device of its own is on the target's first.
+    A draft without a device of its own is on the target's first. Several target devices have a core
+    each, and the draft worker the next one, where no cores are given.
 
     Raises:
         ValueError: names the field.
@@ -42,6 +43,9 @@ def with_devices(placement: Mapping[str, Any]) -> dict[str, Any]:
     if (names := values.get("target_devices")) is not None:
         targets = values["target_devices"] = _read("target_devices", names)
         values.setdefault("draft_device", targets[0])
+        if len(targets) > 1:  # each device's process has a core of its own
+            values.setdefault("target_cores", tuple(range(len(targets))))
+            values.setdefault("draft_cores", (len(targets),))
     if (name := values.get("draft_device")) is not None:
         found = _read("draft_device", name)
         if len(found) > 1:
@@ -58,8 +62,13 @@ def check_devices(placement: Placement) -> None:
     twice = [name for name in targets if name != "cpu" and targets.count(name) > 1]
     if twice:
         raise ValueError(f"target_devices: {twice[0]} is listed twice")
-    if placement.convention == "pooled" and targets[0] != "cpu":
-        raise ValueError("convention: pooled shares out cores; on GPUs it is equal-target")
+    if placement.convention == "pooled" and targets != ("cpu",):
+        raise ValueError("convention: pooled is for one target device, a CPU; drop it")
+    if len(placement.target_cores) % len(targets):
+        raise ValueError(
+            f"target_cores: {len(placement.target_cores)} cannot be shared out evenly among "
+            f"{len(targets)} target_devices; give a multiple"
+        )
 
 
 def _spelt_out(name: str) -> list[str]:

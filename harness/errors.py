@@ -39,6 +39,10 @@ class DraftProcessError(HarnessError):
     """The draft worker died, hung or failed; ends the cell with this reason."""
 
 
+class TargetRankError(HarnessError):
+    """A process of a target on several devices died, hung or failed; ends the cell."""
+
+
 class EndpointError(HarnessError):
     """A server that refused a request, broke its stream or cannot be counted; ends the cell."""
 

@@ -77,7 +77,7 @@ def execute(prepared: Prepared, items: Sequence[WorkItem], directory: Path, host
     """
     from impl.engine import placement
 
-    with placement.applied(prepared.config.placement.target_cores):
+    with placement.applied(prepared.config.placement.rank_cores(0)):
         workload = prepared.workload()
         choices = stored_choices(read_manifest(directory))
         methods = with_choices(resolve_methods(prepared.config), choices)

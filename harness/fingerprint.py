@@ -59,6 +59,7 @@ def fingerprint(placement: Placement) -> dict[str, Any]:
             "convention": placement.convention,
             "target_devices": list(placement.target_devices),
             "draft_device": placement.draft_device,
+            "channel": placement.channel,
         },
         "environment": _environment(os.environ),
         "load_average": round(psutil.getloadavg()[0], 2),

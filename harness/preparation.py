@@ -105,8 +105,6 @@ def check_methods(config: RunConfig) -> None:
     where = config.placement
     placement.check("target_cores", where.target_cores)
     placement.check_devices("target_devices", where.target_devices)
-    if len(where.target_devices) > 1:
-        raise UsageError("target_devices: a target on several devices cannot be run yet; name one")
     pooled = where.convention == "pooled"
     if pooled or any(method.decoder.asynchronous for method in methods.values()):
         placement.check("draft_cores", where.draft_cores)
@@ -217,8 +215,9 @@ def _fitted(config: RunConfig, pair: ResolvedPair) -> RunConfig:
 def _models(config: RunConfig, pair: ResolvedPair) -> Models:
     """The pair's models; a draft that is padded beyond its target never proposes the padding."""
     from impl.engine.loader import model_size
-    from impl.engine.models import Models, ModelSpec
+    from impl.engine.models import Models, ModelSpec, RankPlace
 
+    where = config.placement
     kernels = default_cache_dir(config.cache_dir) / "kernels"
     emulated = latencies(config.devices, max(config.batch_sizes)) if config.devices else None
     target = ModelSpec(
@@ -227,7 +226,11 @@ def _models(config: RunConfig, pair: ResolvedPair) -> Models:
         kernel_dir=kernels,
         engine=config.engine,
         latency=emulated.target if emulated else None,
-        device=config.placement.target_devices[0],
+        device=where.target_devices[0],
+        other_ranks=tuple(
+            RankPlace(device, where.rank_cores(rank))
+            for rank, device in enumerate(where.target_devices[1:], start=1)
+        ),
     )
     if pair.draft is None:
         return Models(target)
@@ -240,7 +243,7 @@ def _models(config: RunConfig, pair: ResolvedPair) -> Models:
         vocab_limit=model_size(target.folder, "vocab_size"),
         engine=config.engine,
         latency=emulated.draft if emulated else None,
-        device=config.placement.draft_device,
+        device=where.draft_device,
     )
     return Models(target, draft)
 

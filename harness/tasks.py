@@ -149,4 +149,4 @@ class FreshProcesses:
 
 
 def _threads(config: RunConfig) -> int:
-    return len(config.placement.target_cores)
+    return len(config.placement.rank_cores(0))

@@ -87,7 +87,7 @@ def verifying_cores(placement: Placement) -> tuple[int, ...]:
     """
     own = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
     draft = (core for core in placement.draft_cores if core in own)
-    return tuple(dict.fromkeys((*placement.target_cores, *draft)))
+    return tuple(dict.fromkeys((*placement.rank_cores(0), *draft)))
 
 
 def compare_greedy(

@@ -33,6 +33,7 @@ PLACEMENT = {
     "draft_cores": "draft_cores",
     "target_devices": "target_devices",
     "draft_device": "draft_device",
+    "channel": "channel",
 }
 PLACES = ("data_dir", "cache_dir")  # where inputs are read from, of no weight for a run's identity
 
@@ -72,6 +73,7 @@ RUN_OPTIONS = (
     click.option("--draft-cores", type=comma_list, help="Cores of the draft worker, e.g. 1."),
     click.option("--target-devices", help="Of the target: cpu, cuda:0 or cuda:0-3."),
     click.option("--draft-device", help="Of the draft worker: cpu or cuda:4; default: shared."),
+    click.option("--channel", help="To the draft worker: shared (memory) or distributed."),
     click.option("--devices", help="emulated:PROFILE: passes take a profile's time (EMULATED)."),
     click.option("--placement", help="Cores of synchronous methods: equal-target or pooled."),
     click.option("--tuned/--no-tuned", default=None, help="Use what harness tune chose."),

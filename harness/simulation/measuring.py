@@ -8,11 +8,11 @@ verification and drafting have, each model alone and beside the other.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from statistics import median
 from typing import TYPE_CHECKING
 
 from harness.config import RunConfig
+from harness.decoder import Placement
 from harness.decoder_pool import DecoderPool
 from harness.errors import UsageError
 from harness.fingerprint import fingerprint
@@ -54,9 +54,9 @@ def measure_profile(config: RunConfig, progress: Progress) -> MeasuredFile:
         kind="measured",
         pair=config.pair or f"{config.target} + {config.draft}",
         machine=_machine(config),
-        target_devices=1,
+        target_devices=len(config.placement.target_devices),
         draft_devices=1,
-        transfer_us=1e6 * transfer_seconds(config.placement.draft_cores),
+        transfer_us=1e6 * transfer_seconds(config.placement),
         context=_context(),
         verify_idle=_table(costs.verify_idle),
         verify_loaded=_table(costs.verify_loaded),
@@ -72,7 +72,7 @@ def _costs(config: RunConfig, progress: Progress) -> Costs:
 
     prepared = prepare(config, progress)
     config = prepared.config
-    with placement.applied(config.placement.target_cores):
+    with placement.applied(config.placement.rank_cores(0)):
         workload = prepared.workload()
         methods = resolve_methods(config)
         pool = DecoderPool(methods, prepared.models(), workload, config, placement.apply)
@@ -89,18 +89,18 @@ class Echo:
     """A worker that sends every message back; needs no model."""
 
     def serve(self, channel: Channel) -> None:
-        """See `impl.engine.draft_process.Worker`."""
-        from impl.engine.draft_process import Close
+        """See `impl.engine.device_process.Worker`."""
+        from impl.engine.device_process import Close
 
         while not isinstance(message := channel.receive(), Close):
             channel.send(message)
 
 
-def transfer_seconds(cores: Sequence[int]) -> float:
-    """Median time of a small message to a process on these cores and back."""
+def transfer_seconds(where: Placement) -> float:
+    """Median time of a small message to the draft's process and back."""
     from impl.engine.draft_process import DraftProcess
 
-    process = DraftProcess(Echo, (), cores)
+    process = DraftProcess(Echo, (), where.draft_cores, where.channel)
     try:
         return median(_round_trip(process) for _ in range(_MESSAGES))
     finally:

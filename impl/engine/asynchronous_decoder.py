@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as List
-from typing import Any, Literal, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
+import torch
 from pydantic import Field
 
 from harness.decoder import DecoderOptions, DecoderSetup
 from harness.errors import DraftProcessError
 from impl.engine.channel import share
+from impl.engine.device_process import WorkerFactory
 from impl.engine.draft_client import DraftClient
-from impl.engine.draft_process import DraftProcess, WorkerFactory
+from impl.engine.draft_process import DraftProcess
 from impl.engine.engine_decoder import EngineDecoder
 from impl.engine.models import draft_spec_of
+from impl.engine.sampling import Draft
 from impl.engine.sequence import Sequence
+
+if TYPE_CHECKING:
+    from impl.engine.distributed_channel import RemoteRows
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -39,7 +45,9 @@ class AsynchronousDecoder(EngineDecoder):
         options: the method's parameters.
         draft_spec: the model that the draft process loads.
         head_ids: target ids of the q columns; None when they are the same.
-        q_buffer: float32 [slots, rows, Vd] shared with the draft process, for q's.
+        q_buffer: float32 [slots, rows, Vd] for q's, shared with the draft process where the channel
+            shares memory. Elsewhere it gives the draft's own buffer its shape.
+        remote_rows: the draft's own buffer; None where memory is shared.
         draft: the conversation with the draft process.
         degraded: why the draft is gone, when the target goes on alone.
     """
@@ -48,6 +56,7 @@ class AsynchronousDecoder(EngineDecoder):
     asynchronous = True
     options: AsynchronousOptions
     draft: DraftClient
+    remote_rows: RemoteRows | None = None
 
     def __init__(self, setup: DecoderSetup, options: AsynchronousOptions, rows: int) -> None:
         """Args: `rows` is how many q's of one sequence the buffer holds."""
@@ -61,7 +70,20 @@ class AsynchronousDecoder(EngineDecoder):
 
     def start_process(self, worker: WorkerFactory, arguments: List[Any]) -> DraftProcess:
         """Starts the worker on the draft's cores."""
-        return DraftProcess(worker, arguments, self.setup.placement.draft_cores)
+        where = self.setup.placement
+        process = DraftProcess(worker, arguments, where.draft_cores, where.channel)
+        self.remote_rows = process.remote_rows(self.q_buffer.shape)
+        return process
+
+    def drawn(self, sequence: Sequence, tokens: List[int], places: List[int]) -> Draft:
+        """What the draft process drew, each token from the q at its place of the buffer."""
+        if self.remote_rows is not None:
+            return self.remote_rows.draft(sequence.slot, places, tokens, self.head_ids)
+        own: slice | list[int] = list(places)
+        if isinstance(places, range):  # adjoining rows are not copied
+            own = slice(places.start, places.stop)
+        probs = self.q_buffer[sequence.slot, own]
+        return Draft(torch.tensor(tokens, dtype=torch.int64), probs, self.head_ids)
 
     def ask_draft(
         self,

@@ -52,6 +52,10 @@ class KernelOperators:
         """See `Operators.linear`."""
         return KernelLinear(self._kernels.pack(weight, bias, quantization=self._quantization))
 
+    def output(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+        """See `Operators.output`."""
+        return self.linear(weight, bias)
+
     def head(self, weight: torch.Tensor) -> Linear:
         """See `Operators.head`. Never int4, which costs the draft more agreement than bytes."""
         quantization: Quantization | None = "int8" if self._quantization else None

@@ -154,11 +154,9 @@ class ChainDecoder(AsynchronousDecoder):
             return fed
         first, rows = chain.verified, self.q_buffer.shape[1]
         tokens = chain.tokens[first : first + len(fed.tokens) + 1]
-        probs = None
-        if sequence.request.sampling.temperature > 0:
-            own = torch.arange(first, first + len(tokens)) % rows
-            probs = self.q_buffer[sequence.slot, own]
-        return Draft(torch.tensor(tokens, dtype=torch.int64), probs, self.head_ids)
+        if sequence.request.sampling.temperature == 0 or not tokens:
+            return Draft(torch.tensor(tokens, dtype=torch.int64))
+        return self.drawn(sequence, tokens, [(first + i) % rows for i in range(len(tokens))])
 
     def _follow(
         self, sequence: Sequence, draft: Draft, outcome: Verification, allowed: int

@@ -22,8 +22,8 @@ import torch
 from harness.decoder import Span, SpanKind
 from impl.engine.chain import AllowMore, Chain, Drafted, DraftedToken, StartChain
 from impl.engine.channel import Channel
+from impl.engine.device_process import Close
 from impl.engine.draft_client import Prefill, Prefilled, Release
-from impl.engine.draft_process import Close
 from impl.engine.drafter import Drafter, Proposal
 from impl.engine.models import ModelSpec
 from impl.engine.sequence import Sequence
@@ -57,6 +57,7 @@ class ChainDrafter:
 
     def serve(self, channel: Channel) -> None:
         """Works until told to close."""
+        channel.offer(self.q_buffer)
         while True:
             growing = [growth for growth in self.growths.values() if growth.chain.growing]
             if growing and not channel.poll():

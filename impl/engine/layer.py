@@ -88,26 +88,24 @@ def build_layer(
     def norm(name: str | None) -> Norm | None:
         return None if name is None else checkpoint.norm(prefix + name, hidden)
 
-    def linear(width: int, outputs: Mapping[str, int]) -> Linear:
-        return operators.linear(checkpoint.linear(outputs, width), checkpoint.bias(outputs))
-
-    def with_norm(linear: Linear, name: str | None) -> Linear:
-        after = norm(name)
+    def output(width: int, name: str, norm_after: str | None) -> Linear:
+        sizes, after = {name: hidden}, norm(norm_after)
+        linear = operators.output(checkpoint.linear(sizes, width), checkpoint.bias(sizes))
         return linear if after is None else NormedResult(linear, after)
 
     qkv = {f"{attention}q_proj": query, f"{attention}k_proj": key, f"{attention}v_proj": key}
     return Layer(
         norm(norms.before_attention),
-        linear(hidden, qkv),
+        operators.linear(checkpoint.linear(qkv, hidden), checkpoint.bias(qkv)),
         _attention(checkpoint, index, attention, rope),
-        with_norm(linear(query, {f"{attention}o_proj": hidden}), norms.after_attention),
+        output(query, f"{attention}o_proj", norms.after_attention),
         norm(norms.before_mlp),
         operators.gated(
             checkpoint.take(f"{mlp}gate_proj.weight", inner, hidden),
             checkpoint.take(f"{mlp}up_proj.weight", inner, hidden),
             config.family.activation,
         ),
-        with_norm(linear(inner, {f"{mlp}down_proj": hidden}), norms.after_mlp),
+        output(inner, f"{mlp}down_proj", norms.after_mlp),
     )
 
 

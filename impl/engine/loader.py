@@ -11,6 +11,7 @@ import json
 import math
 import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
     from impl.engine.operators import Operators
+    from impl.engine.tensor_parallel.rank_group import RankGroup
     from impl.engine.transformer import Transformer
 
 _CONVERSION_VERSION = 1  # raise it when a conversion would write something else for one file
@@ -143,6 +145,7 @@ def load_transformer(
     device: torch.device | str = "cpu",
     head_ids: torch.Tensor | None = None,
     operators: Operators | None = None,
+    group: RankGroup | None = None,
 ) -> Transformer:
     """The folder's model, ready to run.
 
@@ -152,16 +155,29 @@ def load_transformer(
         device: where it runs.
         head_ids: token ids [n] that the output head is trimmed to; None keeps them all.
         operators: what the layers are computed with; None is the engine's default on a CPU.
+        group: the ranks that share the model; this one's part is loaded. None is all of it.
     """
     from impl.engine.architecture import TransformerConfig
     from impl.engine.gpu_operators import GpuOperators
     from impl.engine.gpu_transformer import GpuTransformer
     from impl.engine.transformer import Transformer
 
+    config = TransformerConfig.from_hf(read_config(folder))
+    weights: Mapping[str, torch.Tensor] = read_weights(folder)
+    if group is not None:
+        from impl.engine.operators import TorchOperators
+        from impl.engine.tensor_parallel.operators import RankOperators
+        from impl.engine.tensor_parallel.sharding import ShardedWeights, shard_config
+
+        if operators is None or isinstance(operators, GpuOperators):
+            operators = TorchOperators()  # the ranks' sums are in no recorded pass
+        config = shard_config(config, group.size)
+        weights = ShardedWeights(weights, group.rank, group.size)
+        operators = RankOperators(operators, group)
     engine = GpuTransformer if isinstance(operators, GpuOperators) else Transformer
     return engine.from_weights(
-        TransformerConfig.from_hf(read_config(folder)),
-        read_weights(folder),
+        config,
+        weights,
         dtype=dtype,
         device=device,
         head_ids=head_ids,

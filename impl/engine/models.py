@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 
@@ -16,6 +16,10 @@ from impl.engine.cpu_kernels import Quantization
 from impl.engine.emulated_model import EmulatedModel, Latency
 from impl.engine.language_model import LanguageModel
 from impl.engine.loader import load_transformer, model_size, read_config
+
+if TYPE_CHECKING:
+    from impl.engine.tensor_parallel.rank_group import RankGroup
+    from impl.engine.transformer import Transformer
 
 Engine = Literal["lean", "hf"]
 
@@ -30,6 +34,13 @@ class Execution(NamedTuple):
 
     operators: str
     why_not_kernels: str | None
+
+
+class RankPlace(NamedTuple):
+    """Where a process that has a part of a model runs: a device by its torch name, and cores."""
+
+    device: str
+    cores: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +59,8 @@ class ModelSpec:
         engine: "lean" is this engine's own layers, "hf" those of transformers.
         latency: what a pass is made to take (emulated devices); None is its own time.
         device: where it runs, by its torch name.
+        other_ranks: where the other processes run among which each of its layers is shared out;
+            none where it is whole on `device`.
     """
 
     folder: Path
@@ -59,6 +72,7 @@ class ModelSpec:
     engine: Engine = "lean"
     latency: Latency | None = None
     device: str = "cpu"
+    other_ranks: tuple[RankPlace, ...] = ()
 
     def load(self) -> LanguageModel:
         """Reads and packs the weights."""
@@ -73,20 +87,42 @@ class ModelSpec:
             return HuggingFaceModel.load(
                 self.folder, dtype=dtype, device=self.device, head_ids=self.head_ids()
             )
+        if self.other_ranks:
+            from impl.engine.tensor_parallel.model import TensorParallelModel
+
+            return TensorParallelModel(self)
+        return self.load_part(None)
+
+    def load_part(self, group: RankGroup | None) -> Transformer:
+        """The lean engine's model, or the part of it that a rank of this group has on `device`."""
         return load_transformer(
             self.folder,
             dtype=getattr(torch, self.dtype),
             device=self.device,
             head_ids=self.head_ids(),
             operators=self._choose_operators().operators,
+            group=group,
         )
 
     def execution(self) -> Execution:
-        """What the layers are computed with; raises `ModelError` when the engine lacks them."""
+        """What the layers are computed with.
+
+        Raises:
+            ModelError: the engine lacks them, or cannot share them out among so many ranks.
+        """
         if self.engine == "hf":
             return Execution("transformers", None)
+        if self.other_ranks:
+            from impl.engine.tensor_parallel.sharding import shard_config
+
+            shard_config(TransformerConfig.from_hf(read_config(self.folder)), self.ranks)
         operators, why_not_kernels = self._choose_operators()
         return Execution(operators.name, why_not_kernels)
+
+    @property
+    def ranks(self) -> int:
+        """Among how many processes each of its layers is shared out."""
+        return 1 + len(self.other_ranks)
 
     def _choose_operators(self) -> Choice:
         return choose_operators(

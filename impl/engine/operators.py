@@ -74,6 +74,9 @@ class Operators(Protocol):
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
         """A layer of weight [out, in] and bias [out]."""
 
+    def output(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+        """The layer that ends half a block: its results join the residual stream."""
+
     def head(self, weight: torch.Tensor) -> Linear:
         """The output head: a layer without bias whose results are float32."""
 
@@ -209,6 +212,10 @@ class TorchOperators:
         if on_cpu and weight.dtype == torch.bfloat16:
             return OneDnnLinear(weight, bias)
         return TorchLinear(weight, bias)
+
+    def output(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+        """See `Operators.output`."""
+        return self.linear(weight, bias)
 
     def head(self, weight: torch.Tensor) -> Linear:
         """See `Operators.head`."""

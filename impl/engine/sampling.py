@@ -45,6 +45,10 @@ class Draft:
         """The distribution of token `index`, [Vd], or None for a point mass."""
         return self.probs[index] if self.probs is not None and index < len(self.probs) else None
 
+    def mass(self, index: int) -> float:
+        """The probability with which token `index` was drawn; 1 for a point mass."""
+        return _draft_mass(self.row(index), self.ids, int(self.tokens[index]))
+
     def children(self, node: int) -> Sequence[int]:
         """Indices of the tokens proposed behind token `node` (ROOT: first), in order of trial."""
         return range(node + 1, min(node + 2, len(self.tokens)))
@@ -282,11 +286,14 @@ def _try_children(p: Tensor, draft: Draft, node: int, uniforms: Uniforms) -> _Tr
     for child in draft.children(node):
         token = int(draft.tokens[child])
         if rejected is None:
-            q = draft.row(child)
+            mass = draft.mass(child)
         else:  # p is normalised for a sibling's sake only, so a chain never needs it
             p, q = normalised(p), without(q, draft.ids, rejected)
-        if accepts(float(uniforms[child]), _mass(p, None, token), _draft_mass(draft, q, token)):
+            mass = _draft_mass(q, draft.ids, token)
+        if accepts(float(uniforms[child]), _mass(p, None, token), mass):
             return _Trial(child, p)
+        if rejected is None:
+            q = draft.row(child)
         p, rejected = residual(p, q, draft.ids, token), token
     return _Trial(None, p)
 
@@ -355,8 +362,8 @@ def without(q: Tensor | None, ids: Tensor | None, token: int) -> Tensor | None:
     return normalised(left)
 
 
-def _draft_mass(draft: Draft, q: Tensor | None, token: int) -> float:
-    return 1.0 if q is None else _mass(q, draft.ids, token)
+def _draft_mass(q: Tensor | None, ids: Tensor | None, token: int) -> float:
+    return 1.0 if q is None else _mass(q, ids, token)
 
 
 def _mass(probs: Tensor, ids: Tensor | None, token: int) -> float:

@@ -101,10 +101,11 @@ class SaguaroDecoder(AsynchronousDecoder):
         return costs
 
     def _draft_of(self, sequence: Sequence, speculation: Speculation) -> Draft:
-        count = len(speculation.tokens)
+        tokens = speculation.tokens
         point_mass = sequence.request.sampling.temperature == 0 or speculation.backup == "fast"
-        probs = None if point_mass else self.q_buffer[sequence.slot, :count]
-        return Draft(torch.tensor(speculation.tokens, dtype=torch.int64), probs, self.head_ids)
+        if point_mass or not tokens:
+            return Draft(torch.tensor(tokens, dtype=torch.int64))
+        return self.drawn(sequence, tokens, range(len(tokens)))
 
 
 def _nothing(live: List[Sequence]) -> Received:

@@ -22,8 +22,8 @@ from harness.decoder import CacheOutcome, Span, SpanKind
 from harness.errors import NonFiniteLogitsError
 from impl.engine.channel import Channel
 from impl.engine.device import upload
+from impl.engine.device_process import Close
 from impl.engine.draft_client import Prefill, Prefilled, Release
-from impl.engine.draft_process import Close
 from impl.engine.drafter import draft_uniform, draw
 from impl.engine.models import ModelSpec
 from impl.engine.sequence import Sequence
@@ -84,6 +84,7 @@ class Speculator:
 
     def serve(self, channel: Channel) -> None:
         """Works until told to close."""
+        channel.offer(self.q_buffer)
         while True:
             unfinished = self._unfinished()
             if unfinished and (self.deterministic or not channel.poll()):

@@ -1,4 +1,4 @@
-"""SSD beside SD and AR, and the road to its draft process (`make bench-ssd`).
+"""SSD beside SD and AR (`make bench-ssd`).
 
 Ratios come from one interleaved `harness run` of configs/bench-ssd.yaml; the table at the end has
 all of them, also where a target is missed.
@@ -13,18 +13,14 @@ from pathlib import Path
 from statistics import geometric_mean
 
 import pytest
-import torch
 
 from harness.config import load
 from harness.errors import DatasetError
 from harness.prompts import load_prompts
 from harness.store import read_run
 from harness.summary import summarise
-from impl.engine.channel import Channel, share
-from impl.engine.draft_process import Close, DraftProcess
 
 CONFIG = Path(__file__).parents[2] / "configs" / "bench-ssd.yaml"
-ROUND_TRIP_S = 0.5e-3
 OVER_SD, OVER_AR, NEVER_BELOW_SD = 1.08, 1.8, 0.97
 EFFICIENCY, WAIT_ON_HIT = 0.95, 0.02
 
@@ -32,35 +28,6 @@ EFFICIENCY, WAIT_ON_HIT = 0.95, 0.02
 @pytest.fixture(autouse=True)
 def one_core():
     """In place of the one for the engine: here target and draft have a core each."""
-
-
-class Answering:
-    """A draft process that writes q's of 8 sequences and says so, whenever it is asked."""
-
-    def __init__(self, buffer: torch.Tensor) -> None:
-        self.buffer, self.q = buffer, torch.rand(buffer.shape)
-
-    def serve(self, channel: Channel) -> None:
-        while not isinstance(message := channel.receive(), Close):
-            self.buffer.copy_(self.q)
-            channel.send(message)
-
-
-def test_round_trip_to_the_draft_process(interleaved, note):
-    buffer = share(8, 16384)
-    process = DraftProcess(Answering, (buffer,), (0,))
-    try:
-
-        def round_trip():
-            process.send(("outcomes", 8))
-            process.receive()
-
-        best = interleaved({"round trip": round_trip}, rounds=200)["round trip"]
-    finally:
-        process.close()
-    note(f"round trip with 8 x 16384 float32: {best * 1e3:.2f} ms (target at most 0.5)")
-    assert float(buffer.sum()) > 0
-    assert best <= ROUND_TRIP_S
 
 
 @pytest.mark.slow  # an hour

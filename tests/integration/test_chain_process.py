@@ -51,12 +51,13 @@ def opened(method, pair=PAIR, **options):
         assert not psutil.pid_exists(decoder.draft.process.pid)
 
 
+@pytest.mark.parametrize("channel", ["shared", "distributed"])
 @pytest.mark.parametrize("method", METHODS)
-def test_a_deterministic_decoder_makes_the_rounds_of_its_worker_in_this_process(method):
+def test_a_deterministic_decoder_makes_the_rounds_of_its_worker_in_this_process(method, channel):
     params = SamplingParams(temperature=1.0, seed=3)
     sampled = [Request(f"r{i}", (i,), 20, params) for i in range(5)]
     pair = replace(PAIR, deterministic=True)
-    with opened(method, pair) as decoder:
+    with opened(method, replace(pair, channel=channel)) as decoder:
         texts = emitted(decode(decoder, REQUESTS))
         log = decode(decoder, sampled)  # names and slots come back
     assert texts == TEXTS

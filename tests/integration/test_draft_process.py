@@ -12,7 +12,8 @@ import psutil
 import pytest
 
 from harness.errors import DraftProcessError, ModelError, RequestError
-from impl.engine.draft_process import Close, DraftProcess
+from impl.engine.device_process import Close
+from impl.engine.draft_process import DraftProcess
 
 CORES = (0,)
 SOON_S = 5.0
@@ -46,9 +47,9 @@ class Echo:
                     channel.send(message)
 
 
-@pytest.fixture
-def draft():
-    process = DraftProcess(Echo, (), CORES)
+@pytest.fixture(params=["shared", "distributed"])
+def draft(request):
+    process = DraftProcess(Echo, (), CORES, request.param)
     yield process
     process.close()
 
@@ -113,13 +114,14 @@ def test_a_child_that_failed_between_two_messages_still_says_why(draft, capfd):
         send_until_noticed(draft)
 
 
+@pytest.mark.parametrize("channel", ["shared", "distributed"])
 @pytest.mark.parametrize(
     ("argument", "reason"), [("fail", "folder: no weights there"), ("exit", "exit code 7")]
 )
-def test_a_child_that_fails_at_its_start_says_why_and_is_gone(argument, reason, capfd):
+def test_a_child_that_fails_at_its_start_says_why_and_is_gone(argument, reason, channel, capfd):
     before = set(psutil.Process().children())
     with pytest.raises(DraftProcessError, match=reason):
-        DraftProcess(Echo, (argument,), CORES)
+        DraftProcess(Echo, (argument,), CORES, channel)
     assert {p for p in psutil.Process().children() if "spawn_main" in " ".join(p.cmdline())} <= (
         before
     )
@@ -140,14 +142,17 @@ def test_ctrl_c_leaves_the_child_to_its_parent(draft):
     assert draft.receive(SOON_S) == "hello"
 
 
-@pytest.mark.parametrize("message", ["ignore", "hello"])
-def test_the_child_ends_by_itself_when_its_parent_is_killed(message):
+@pytest.mark.parametrize(
+    ("message", "channel"),
+    [("ignore", "shared"), ("hello", "shared"), ("ignore", "distributed")],
+)
+def test_the_child_ends_by_itself_when_its_parent_is_killed(message, channel):
     script = textwrap.dedent(f"""
         import time
         from test_draft_process import Echo
         from impl.engine.draft_process import DraftProcess
         if __name__ == "__main__":
-            draft = DraftProcess(Echo, (), (0,))
+            draft = DraftProcess(Echo, (), (0,), {channel!r})
             draft.send({message!r})
             print(draft.pid, flush=True)
             time.sleep(60)

@@ -4,6 +4,7 @@ import psutil
 import pytest
 
 from harness.cli import cli
+from harness.decoder import Placement
 from harness.simulation.measuring import transfer_seconds
 from harness.simulation.profile import load_profile
 from impl.ssd.calibration import ROWS, TOKENS
@@ -48,7 +49,7 @@ def test_every_message_comes_back(monkeypatch):
         return message
 
     monkeypatch.setattr(DraftProcess, "receive", noted)
-    assert transfer_seconds((0,)) > 0
+    assert transfer_seconds(Placement(draft_cores=(0,))) > 0
     assert received[1:] == [("token", 1)] * 200  # behind `Ready`; each came back
 
 

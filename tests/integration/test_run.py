@@ -404,7 +404,10 @@ def test_a_method_that_cannot_start_keeps_its_traceback(tmp_path: Path) -> None:
             ("--methods", "pairs", "--draft-device", "cuda:99"),
             "draft_device: cuda:99 not on this machine",
         ),
-        (("--target-devices", "cpu,cpu"), "target_devices: a target on several devices"),
+        (
+            ("--target-devices", "cpu,cpu", "--engine", "hf"),
+            "target_devices: more than one is the lean engine's",
+        ),
         (("--temperatures", "-1"), "temperatures.0: must be >= 0"),
         (("--max-context", "100000"), "max_context: must be <= "),
         (("--promts", "3"), "No such option '--promts'."),

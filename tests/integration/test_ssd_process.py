@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -95,14 +96,46 @@ def test_sequences_that_come_and_go_are_decoded_exactly_in_either_mode():
     assert min(outcomes.count(CacheOutcome.HIT), outcomes.count(CacheOutcome.MISS)) >= 8
 
 
-def test_draws_are_those_of_the_worker_in_this_process():
+@pytest.mark.parametrize("channel", ["shared", "distributed"])
+def test_draws_are_those_of_the_worker_in_this_process(channel):
     params = SamplingParams(temperature=1.0, seed=3)
     requests = [request(f"r{i}", (i,), 20, sampling=params) for i in range(5)]
     pair = Pair.of(Hashed(16, 1), Hashed(16, 2), 16, batch_size=2, deterministic=True)
-    with ssd_process(pair, lookahead=3, budget=4) as decoder:
+    with ssd_process(replace(pair, channel=channel), lookahead=3, budget=4) as decoder:
         texts = emitted(decode(decoder, requests))
     with pair.ssd(lookahead=3, budget=4) as decoder:
         assert emitted(decode(decoder, requests)) == texts
+
+
+def test_the_tiny_pair_emits_the_same_ids_over_either_channel():
+    """At temperature 0 and 1 together; with a trimmed draft vocabulary and Saguaro's q."""
+    draft = ModelSpec(TINY / "draft", "float32", vocab_limit=500)
+    models = Models(ModelSpec(TINY / "target", "float32"), draft)
+    pair = Pair(models, batch_size=2, max_context=128, deterministic=True)
+    drawn = SamplingParams(temperature=1.0, seed=5)
+    greedy = [request(f"g{i}", (i + 5, 6, 7), 24) for i in range(2)]
+    sampled = [request(f"s{i}", (i + 5, 6, 7), 24, sampling=drawn) for i in range(3)]
+    options = {"lookahead": 4, "budget": 8, "saguaro_c": 0.5}
+    logs = {}
+    for channel in ("shared", "distributed"):
+        with ssd_process(replace(pair, channel=channel), **options) as decoder:
+            logs[channel] = decode(decoder, [*greedy, *sampled])
+    assert emitted(logs["distributed"]) == emitted(logs["shared"])
+    rounds = [r for name in ("s0", "s1", "s2") for r in logs["distributed"][name]]
+    assert any(r.accepted < r.drafted for r in rounds)  # rows were asked for
+    assert any(r.accepted > 0 for r in rounds)
+
+
+def test_a_killed_draft_is_told_over_the_distributed_channel():
+    params = SamplingParams(temperature=1.0)
+    pair = Pair.of(Hashed(16, 1), Hashed(16, 2), 16, channel="distributed")
+    with ssd_process(pair, lookahead=3) as decoder:
+        decoder.start([request(sampling=params)])
+        decoder.step()
+        os.kill(decoder.draft.process.pid, signal.SIGKILL)
+        with told_soon(r"draft process \d+: died \(killed by SIGKILL\)"):
+            decoder.step()
+            decoder.step()  # its answer to the last outcomes may have been sent before
 
 
 # --- death ---------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from baselines.ngram import NgramDecoder, NgramOptions
 from baselines.pearl import PearlDecoder
 from baselines.sd import SpeculativeDecoder, SpeculativeOptions
 from baselines.tree import TreeDecoder, TreeOptions
-from harness.decoder import Decoder, DecoderSetup, Request, Round
+from harness.decoder import ChannelName, Decoder, DecoderSetup, Placement, Request, Round
 from impl.engine import asynchronous_decoder
 from impl.engine.kv_cache import KVCache
 from impl.engine.models import Models
@@ -235,7 +235,7 @@ class LocalDraft:
     passes: int | None = None
     start_s = 0.0
 
-    def __init__(self, factory: Any, arguments: Sequence[Any], cores: Sequence[int]) -> None:
+    def __init__(self, factory: Any, arguments: Sequence[Any], *_: Any) -> None:
         self.worker = factory(*arguments)
         self.unread: deque[Any] = deque()  # by the worker
         self.answers: deque[Any] = deque()
@@ -253,6 +253,9 @@ class LocalDraft:
         while not self.answers:
             self.work(passes=1)  # while the decoder waits, its draft works
         return self.answers.popleft()
+
+    def remote_rows(self, shape: Sequence[int]) -> None:
+        """The worker writes into the decoder's own buffer."""
 
     def close(self) -> None:
         self.unread.clear()
@@ -286,6 +289,9 @@ class _WorkerEnd:
         self.poll, self.receive = draft.message_waits, draft.next_message
         self.send = draft.answers.append
 
+    def offer(self, rows: torch.Tensor) -> None:
+        """The decoder has them."""
+
 
 @contextmanager
 def local_draft(passes: int | None) -> Iterator[None]:
@@ -316,6 +322,7 @@ class Pair:
     batch_size: int = 1
     max_context: int = 64
     deterministic: bool = False
+    channel: ChannelName = "shared"
 
     @classmethod
     def of(cls, target: Rule, draft: Rule, vocab: int, **settings: Any) -> Pair:
@@ -325,6 +332,7 @@ class Pair:
         return DecoderSetup(
             self.models,
             options,
+            Placement(channel=self.channel),
             batch_size=self.batch_size,
             max_context=self.max_context,
             deterministic=self.deterministic,

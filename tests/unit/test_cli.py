@@ -129,6 +129,7 @@ def test_env_is_one_json_object_that_names_the_machine() -> None:
         "convention": "equal-target",
         "target_devices": ["cpu"],
         "draft_device": "cpu",
+        "channel": "shared",
     }
 
 

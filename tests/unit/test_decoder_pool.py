@@ -193,6 +193,28 @@ def test_per_device_figures_divide_by_the_gpus_in_use(target, draft, shared, dev
     assert [placement.devices(asynchronous) for asynchronous in (True, False)] == devices
 
 
+@pytest.mark.parametrize(
+    ("given", "ranks", "draft"),
+    [
+        ({"target_devices": "cuda:0-3", "draft_device": "cuda:4"}, [(0,), (1,), (2,), (3,)], (4,)),
+        ({"target_devices": "cpu,cpu", "draft_cores": [1]}, [(0,), (1,)], (1,)),
+        (
+            {"target_devices": ["cpu", "cpu"], "target_cores": [0, 2, 4, 6], "draft_cores": [1]},
+            [(0, 2), (4, 6)],
+            (1,),
+        ),
+    ],
+)
+def test_several_target_devices_have_a_process_each_on_cores_of_its_own(
+    given, ranks, draft
+) -> None:
+    placement = RunConfig(pair="tiny", placement=given).placement
+    found = [placement.rank_cores(rank) for rank in range(len(placement.target_devices))]
+    assert found == ranks
+    assert placement.draft_cores == draft
+    assert placement.cores(asynchronous=True) == placement.cores(asynchronous=False) == ranks[0]
+
+
 def test_each_setting_has_its_tuned_options_and_the_rest_the_runs_own() -> None:
     greedy = TunedOptions(Waiting.Options(size=2), ("size",))
     method = Method(

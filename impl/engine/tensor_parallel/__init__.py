@@ -1,0 +1,1 @@
+"""A model whose every layer is shared out among several devices, one process (rank) each."""
