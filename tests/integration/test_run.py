@@ -406,7 +406,7 @@ def test_a_method_that_cannot_start_keeps_its_traceback(tmp_path: Path) -> None:
         ),
         (
             ("--target-devices", "cpu,cpu", "--engine", "hf"),
-            "target_devices: more than one is the lean engine's",
+            "target_devices: several are the lean engine's; name one",
         ),
         (("--temperatures", "-1"), "temperatures.0: must be >= 0"),
         (("--max-context", "100000"), "max_context: must be <= "),
