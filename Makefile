@@ -8,7 +8,7 @@ PYTHON ?= $(shell for python in python3 python3.11 python3.12 python3.13 python3
 	$$python -c '$(SUPPORTED)' 2>/dev/null && echo $$python && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv reproduce publish test check browser-test bench bench-ssd clean
+.PHONY: help venv reproduce publish test check browser-test bench bench-ssd docker clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -19,7 +19,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@test -x $(BIN)/pip || "$(PYTHON)" -c '$(SUPPORTED)' 2>/dev/null || { \
 		echo "error: Python 3.11 or newer is needed; name one: make venv PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@test -x $(BIN)/pip || "$(PYTHON)" -m venv $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt -e '.[dev,ray]'
 	@touch $@
 
 PROFILE ?= main
@@ -41,9 +41,10 @@ test: $(INSTALLED)  ## run the tests, with coverage
 	$(BIN)/harness pairs pull smollm2-135m
 	$(BIN)/pytest --cov --cov-report=term:skip-covered
 
-check: $(INSTALLED)  ## lint, formatting and types
+check: $(INSTALLED)  ## lint, formatting, container recipes and types
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/hadolint docker/*.Dockerfile
 	$(BIN)/mypy
 
 browser-test: $(INSTALLED)  ## open every kind of page in Chromium (needs chromium, node and npm)
@@ -57,6 +58,12 @@ bench: $(INSTALLED)  ## time the engine beside the memory-bandwidth floor
 bench-ssd: $(INSTALLED)  ## SSD beside SD and AR, an hour; HARNESS_DATA_DIR=FOLDER for all datasets
 	$(BIN)/harness pairs pull qwen2.5-coder
 	$(BIN)/pytest tests/bench/test_ssd_speed.py -m 'not gpu' --benchmark-only -s
+
+DEVICE ?= cpu
+
+docker:  ## build the container image saguaro-harness:cpu; DEVICE=cuda for NVIDIA GPUs
+	@test -f docker/$(DEVICE).Dockerfile || { echo "error: DEVICE=$(DEVICE): must be cpu or cuda" >&2; exit 2; }
+	docker build -f docker/$(DEVICE).Dockerfile -t saguaro-harness:$(DEVICE) .
 
 clean:  ## remove .venv, caches and build products; runs/ stays
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks .coverage build dist site *.egg-info

@@ -1,29 +1,32 @@
-# The harness on a CPU. Build from the repository's root:
-#   docker build -f docker/cpu.Dockerfile -t saguaro-harness:cpu .
-#   docker run --rm -v harness-runs:/home/harness/app/runs saguaro-harness:cpu methods
-FROM python:3.11-slim
+# The harness on a CPU. Build from the repository's root: make docker
+FROM python:3.12.12-slim-bookworm@sha256:593bd06efe90efa80dc4eee3948be7c0fde4134606dd40d8dd8dbcade98e669c
 
-# torch.compile needs a C++ compiler; git gives the revision that a run records.
+# A C++ compiler builds the fused kernels at their first use; git gives the revision of a run.
+# hadolint ignore=DL3008 # Debian keeps no old versions: pinned ones would stop building.
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends g++ git \
     && rm -rf /var/lib/apt/lists/*
 
-RUN useradd --create-home harness \
-    && install --directory --owner harness /home/harness/app /home/harness/app/runs
-USER harness
+# Links below /usr/local/bin, since a login shell (Kubernetes' Ray operator) forgets PATH.
+RUN useradd --create-home --uid 1001 harness \
+    && install --directory --owner harness /opt/venv /data /home/harness/app \
+    && ln -s /opt/venv/bin/harness /opt/venv/bin/ray /usr/local/bin/
+USER 1001
 WORKDIR /home/harness/app
 
-ENV PATH=/home/harness/venv/bin:$PATH \
+ENV PATH=/opt/venv/bin:$PATH \
     PIP_NO_CACHE_DIR=1 \
-    PIP_DISABLE_PIP_VERSION_CHECK=1
-RUN python -m venv /home/harness/venv
+    PIP_DISABLE_PIP_VERSION_CHECK=1 \
+    HARNESS_CACHE_DIR=/data/cache
+RUN python -m venv /opt/venv
 
 # torch first, from its CPU index: a layer of its own that code changes do not rebuild.
 COPY --chown=harness constraints.txt ./
 RUN pip install --extra-index-url https://download.pytorch.org/whl/cpu -c constraints.txt torch
 
 COPY --chown=harness . .
-RUN pip install -c constraints.txt -e .
+RUN pip install -c constraints.txt -e '.[ray]'
 
+VOLUME /data
 ENTRYPOINT ["harness"]
 CMD ["--help"]

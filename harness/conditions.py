@@ -45,6 +45,7 @@ class Conditions:
         frequency_mhz: mean of these cores when the item had ended.
         gpus: of each GPU.
         energy_j: joules used by each part of the machine that tells, idle power included.
+        node: of the cluster, that measured the item; None where there is no cluster.
     """
 
     item: str
@@ -57,6 +58,7 @@ class Conditions:
     frequency_mhz: float | None
     gpus: tuple[GpuConditions, ...] = ()
     energy_j: Mapping[str, float] = field(default_factory=dict)
+    node: str | None = None
 
     @classmethod
     def between(cls, item: str, before: Counters, after: Counters) -> Conditions:

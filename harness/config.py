@@ -21,8 +21,9 @@ from harness.messages import describe, first_line
 from harness.prompt_split import Split
 
 DEFAULT_PAIR = "qwen2.5-coder"
-# Fields that change nothing that is measured: where inputs are read from, when to give up.
-UNMEASURED = ("data_dir", "cache_dir", "worker_timeout_s")
+# Fields that change nothing that is measured: where inputs are read from, which of several like
+# machines measures, when to give up.
+UNMEASURED = ("data_dir", "cache_dir", "worker_timeout_s", "launcher", "require_accelerator")
 _MODEL_FIELDS = ("pair", "target", "draft")
 
 Count = Annotated[int, Field(ge=1)]
@@ -81,6 +82,9 @@ class RunConfig(BaseModel):
         system: system prompt of the chat template.
         isolate: measure each repeat of a group of comparable cells in a fresh process, and prepare
             and verify in one; else all in this process.
+        launcher: "local" measures on this machine, "ray" on the like nodes of a Ray cluster.
+        require_accelerator: word that the name of every GPU of a machine that measures must hold,
+            such as "H100".
         worker_timeout_s: a worker process that says nothing for longer (busy with one item, one
             file, one output to verify) is ended.
         data_dir: mirror folder of prompt files; may hold snapshots of the hub.
@@ -123,6 +127,8 @@ class RunConfig(BaseModel):
     raw: bool = False
     system: str | None = None
     isolate: bool = True
+    launcher: Literal["local", "ray"] = "local"
+    require_accelerator: Annotated[str, Field(min_length=1)] | None = None
     worker_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 3600.0
     data_dir: Path | None = None
     cache_dir: Path | None = None
@@ -178,6 +184,8 @@ class RunConfig(BaseModel):
             )
         if self.raw and self.system is not None:
             raise ValueError("system: has no place in a raw prompt; drop it or drop raw")
+        if self.launcher == "ray" and not self.isolate:
+            raise ValueError("isolate: the nodes of a cluster always isolate; drop no-isolate")
         return self
 
 

@@ -13,9 +13,10 @@ from harness.errors import HarnessError, PlacementError, StoreError
 from harness.interrupts import uninterrupted
 from harness.measure import heap_frozen, run_item
 from harness.messages import first_line
+from harness.parts import write_part
 from harness.plan import Cell, WorkItem
 from harness.preparation import Prepared, resolve_methods
-from harness.store import read_manifest, write_part
+from harness.store import read_manifest
 from harness.tuning.usage import stored_choices, with_choices
 from harness.workload import Workload
 

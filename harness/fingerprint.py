@@ -33,6 +33,7 @@ _SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 _VARIABLE = "environment."
 _NOT_IDENTITY = ("load_average", "cpu.frequency_mhz", f"{_VARIABLE}HARNESS_")
 _NOT_IDENTITY_OF_GPUS = (".uuid",)
+_MEMORY_TOLERANCE = 0.01
 
 
 def fingerprint(placement: Placement) -> dict[str, Any]:
@@ -74,6 +75,7 @@ def machine_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]
     left, right = identity(a), identity(b)
     told = left.keys() & right.keys()
     told |= {name for name in left.keys() | right.keys() if name.startswith(_VARIABLE)}
+    told -= {name for name in told if _nearly_equal(name, left, right)}
     return differences(*({k: v for k, v in flat.items() if k in told} for flat in (left, right)))
 
 
@@ -91,6 +93,14 @@ def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
         for name in sorted(left.keys() | right.keys())
         if left.get(name) != right.get(name)
     ]
+
+
+def lacks_accelerator(fingerprint: Mapping[str, Any], name: str) -> str | None:
+    """Why a machine does not have GPUs of that name and no others; None where it does."""
+    found = [gpu["name"] for gpu in fingerprint.get("gpus", ())]
+    if found and all(name.lower() in gpu.lower() for gpu in found):
+        return None
+    return f"require_accelerator: {name} is not what it has ({', '.join(found) or 'no GPU'})"
 
 
 def package_versions() -> dict[str, str]:
@@ -202,6 +212,14 @@ def _by_number(values: Mapping[str, Any]) -> dict[str, Any]:
     gpus = values.get("gpus", [])
     numbered = {str(number): gpu for number, gpu in enumerate(gpus)}
     return {**values, "gpus": {"count": len(gpus), **numbered}}
+
+
+def _nearly_equal(name: str, left: Mapping[str, Any], right: Mapping[str, Any]) -> bool:
+    """Firmware keeps a little memory for itself, on like machines not the same amount."""
+    if not name.endswith("memory_bytes"):
+        return False
+    a, b = left[name], right[name]
+    return bool(abs(a - b) <= _MEMORY_TOLERANCE * max(a, b))
 
 
 def _is_identity(name: str) -> bool:

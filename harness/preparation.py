@@ -18,7 +18,7 @@ from harness.config import RunConfig
 from harness.decoder_pool import Method
 from harness.encoding import EncodedPrompt, ids_sha256
 from harness.errors import UsageError
-from harness.fingerprint import fingerprint, package_versions
+from harness.fingerprint import fingerprint, lacks_accelerator, package_versions
 from harness.pairs import (
     ResolvedModel,
     ResolvedPair,
@@ -109,6 +109,15 @@ def check_methods(config: RunConfig) -> None:
     if pooled or any(method.decoder.asynchronous for method in methods.values()):
         placement.check("draft_cores", where.draft_cores)
         placement.check_devices("draft_device", (where.draft_device,))
+
+
+def check_machine(config: RunConfig) -> None:
+    """Raises `UsageError` unless this machine has the GPUs that the config requires."""
+    if config.require_accelerator is None:
+        return
+    reason = lacks_accelerator(fingerprint(config.placement), config.require_accelerator)
+    if reason:
+        raise UsageError(reason)
 
 
 def prepare(

@@ -29,10 +29,13 @@ class Progress(Protocol):
     def begin(self, total: int) -> None:
         """The number of work items to come."""
 
+    def more(self, items: int) -> None:
+        """So many more items are to come."""
+
     def item(self, name: str) -> None:
         """An item is about to be measured."""
 
-    def done(self, tokens: int, decode_ns: int) -> None:
+    def done(self, name: str, tokens: int, decode_ns: int) -> None:
         """The item has ended: tokens emitted and the time that its steps took."""
 
     def close(self) -> None:
@@ -64,7 +67,6 @@ class LineProgress:
         self._stream = stream
         self._clock = clock
         self._total = self._done = 0
-        self._name = ""
         self._began = 0.0
         self._shown_tenth = ("", -1)  # what the last line was about, tenths of it that it said
 
@@ -83,15 +85,18 @@ class LineProgress:
     def begin(self, total: int) -> None:
         self._total, self._done, self._began = total, 0, self._clock()
 
-    def item(self, name: str) -> None:
-        self._name = name
+    def more(self, items: int) -> None:
+        self._total += items
 
-    def done(self, tokens: int, decode_ns: int) -> None:
+    def item(self, name: str) -> None:
+        pass  # its line is written when it has ended
+
+    def done(self, name: str, tokens: int, decode_ns: int) -> None:
         self._done += 1
         left = time_left(self._clock() - self._began, self._done, self._total)
         rate = tokens_per_second(tokens, decode_ns)
         count = f"[{self._done:{len(str(self._total))}}/{self._total}]"
-        self.note(f"{count} {self._name}  {rate}  {left} left")
+        self.note(f"{count} {name}  {rate}  {left} left")
 
     def close(self) -> None:
         pass
@@ -112,6 +117,7 @@ class BarProgress(LineProgress):
         super().__init__(stream, clock)
         self._console = Console(file=stream)
         self._bar: RichBar | None = None
+        self._name = ""  # of the item that began last
         self._rate = tokens_per_second(0, 0)
 
     def note(self, text: str) -> None:
@@ -130,11 +136,15 @@ class BarProgress(LineProgress):
         self._bar.add_task("", total=total, rate=self._rate, left="-:--")
         self._bar.start()
 
-    def item(self, name: str) -> None:
-        super().item(name)
+    def more(self, items: int) -> None:
+        super().more(items)
         self._update()
 
-    def done(self, tokens: int, decode_ns: int) -> None:
+    def item(self, name: str) -> None:
+        self._name = name
+        self._update()
+
+    def done(self, name: str, tokens: int, decode_ns: int) -> None:  # noqa: ARG002 - as a line has
         self._done += 1
         self._rate = tokens_per_second(tokens, decode_ns)
         self._update()
@@ -149,6 +159,7 @@ class BarProgress(LineProgress):
             return
         self._bar.update(
             self._bar.task_ids[0],
+            total=self._total,
             completed=self._done,
             description=self._name,
             rate=self._rate,

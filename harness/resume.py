@@ -22,8 +22,8 @@ _RECORDS = ("config", "pair", "datasets", "plan", "stop_token_ids", "git")
 _NAMED = 4  # differences that the message lists
 
 
-def stored_config(manifest: Mapping[str, Any], places: Mapping[str, Path | None]) -> RunConfig:
-    """The config of a run, read and kept in other places where those are given.
+def stored_config(manifest: Mapping[str, Any], places: Mapping[str, Any]) -> RunConfig:
+    """The config of a run, read, kept and done in other places where those are given.
 
     Raises:
         StoreError: this program has no such options any more.

@@ -17,6 +17,7 @@ from harness.errors import StoreError, WorkerError
 from harness.execution import Failure
 from harness.greedy import GreedyCheck
 from harness.interrupts import termination_as_interrupt
+from harness.launch.launcher import Launcher, launcher
 from harness.messages import first_line
 from harness.metrics import split_cells
 from harness.preparation import Prepared, prepare
@@ -24,7 +25,6 @@ from harness.progress import Progress
 from harness.resume import refuse_changes, stored_config
 from harness.session import Session
 from harness.store import RunStore, Status, finished_items, read_manifest, read_run, refuse_used
-from harness.tasks import FreshProcesses, InProcess, Tasks
 from harness.verification import (
     Verification,
     certify_outputs,
@@ -87,7 +87,7 @@ def run(config: RunConfig, out: Path, progress: Progress) -> RunSummary:
     """
     refuse_used(out)  # before anything is loaded
 
-    return _run(config, lambda manifest: RunStore.create(out, manifest), progress)
+    return _run(config, None, lambda manifest: RunStore.create(out, manifest), progress)
 
 
 def resume(
@@ -95,7 +95,7 @@ def resume(
     progress: Progress,
     *,
     config: RunConfig | None = None,
-    places: Mapping[str, Path | None] | None = None,
+    places: Mapping[str, Any] | None = None,
 ) -> RunSummary:
     """Continues a run that was killed, interrupted or failed; no finished item is measured again.
 
@@ -103,7 +103,7 @@ def resume(
         directory: its run directory.
         progress: told what happens; closed at the end.
         config: what the run must have been made with; None takes its own.
-        places: `data_dir` and `cache_dir`, where they are not the run's own.
+        places: `data_dir`, `cache_dir` and `launcher`, where they are not the run's own.
 
     Raises:
         StoreError: no run directory, or one made by another config, revision, program, machine,
@@ -119,7 +119,7 @@ def resume(
             progress.note(f"{problem}; it is measured again")
         return RunStore.open(directory)
 
-    return _run(chosen, reopen, progress)
+    return _run(chosen, manifest.get("fingerprint"), reopen, progress)
 
 
 def extend(directory: Path, repeats: int, progress: Progress) -> RunSummary:
@@ -143,7 +143,7 @@ def extend(directory: Path, repeats: int, progress: Progress) -> RunSummary:
         store.update(**longer)
         return store
 
-    return _run(config, reopen, progress)
+    return _run(config, manifest.get("fingerprint"), reopen, progress)
 
 
 def verify(
@@ -187,37 +187,39 @@ def verify(
 
 
 def _run(
-    config: RunConfig, open_store: Callable[[dict[str, Any]], RunStore], progress: Progress
+    config: RunConfig,
+    machine: Mapping[str, Any] | None,
+    open_store: Callable[[dict[str, Any]], RunStore],
+    progress: Progress,
 ) -> RunSummary:
-    """Prepares, opens the store and measures into it."""
-    tasks: Tasks = FreshProcesses() if config.isolate else InProcess()
-    with termination_as_interrupt():
+    """Prepares, opens the store and measures into it; `machine` is that of a resumed run."""
+    with launcher(config, machine) as work, termination_as_interrupt():
         try:
-            found = tasks.prepare(config, progress)
+            found = work.prepare(config, progress)
             prepared = found.prepared
-            workers = tasks.record(prepared.config)
+            workers = work.record(prepared.config)
             told = {"command": list(sys.argv), "workers": workers}  # ours, not the worker's
             store = open_store({**found.identity, **told, **prepared.record})
             with store.locked():
                 run_prompts.write_prompts(store.directory, prepared.prompts)
-                return _measure(prepared, store, progress, tasks)
+                return _measure(prepared, store, progress, work)
         finally:
             progress.close()
 
 
-def _measure(prepared: Prepared, store: RunStore, progress: Progress, tasks: Tasks) -> RunSummary:
+def _measure(prepared: Prepared, store: RunStore, progress: Progress, work: Launcher) -> RunSummary:
     left = len(prepared.record["plan"]) - len(finished_items(store.directory))
     if not left and (found := Verification.from_record(store.manifest)):
         progress.note("nothing is left to measure")
         return _summary(store, "finished", (), found)
     store.update(status="running", ended=None, failures=[])
-    session = Session(prepared, store, progress, tasks)
+    session = Session(prepared, store, progress, work)
     status = session.run()
     failures = tuple(session.failures.values())
     if status == "interrupted":
         return _summary(store, status, failures, None)
     try:
-        found = tasks.verify(prepared, store.directory, progress)
+        found = work.verify(prepared, store.directory, progress)
     except WorkerError as error:  # what was measured stays
         failure = Failure("verification", type(error).__name__, first_line(error))
         failures = (*failures, failure)

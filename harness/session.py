@@ -1,4 +1,4 @@
-"""The measuring part of a run: batches of items in their order, and the manifest kept meanwhile."""
+"""The measuring part of a run: what is left of it, and the manifest kept meanwhile."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from harness.conditions import watch
-from harness.errors import HarnessError, StoreError
+from harness.conditions import Conditions
+from harness.errors import HarnessError
 from harness.execution import Failure
 from harness.interrupts import uninterrupted
+from harness.launch.launcher import Launcher
 from harness.messages import first_line
 from harness.plan import Cell, WorkItem
 from harness.preparation import Prepared
 from harness.progress import Progress
 from harness.records import SkippedRequest
 from harness.store import RunStore, Status, finished_items
-from harness.tasks import Tasks
 
 
 class Session:
@@ -27,15 +27,13 @@ class Session:
     """
 
     def __init__(
-        self, prepared: Prepared, store: RunStore, progress: Progress, tasks: Tasks
+        self, prepared: Prepared, store: RunStore, progress: Progress, launcher: Launcher
     ) -> None:
         self.failures: dict[Cell, Failure] = {}
         self._prepared = prepared
         self._store = store
         self._progress = progress
-        self._tasks = tasks
-        fingerprint = store.manifest.get("fingerprint", {})
-        self._watch = watch(prepared.config.placement, fingerprint)
+        self._launcher = launcher
         self._decoders: dict[str, dict[str, Any]] = dict(store.manifest.get("decoders", {}))
         finished = finished_items(store.directory)
         plan = prepared.workload().plan
@@ -51,8 +49,8 @@ class Session:
         status: Status = "failed"
         try:
             self._progress.begin(len(self._left))
-            for batch in self._tasks.batches(tuple(self._left.values())):
-                self._measure([item for item in batch if item.cell not in self.failures])
+            items = tuple(self._left.values())
+            self._launcher.measure(self._prepared, items, self._store.directory, self)
             status = "failed" if self.failures else "finished"
         except KeyboardInterrupt:
             status = "interrupted"
@@ -75,18 +73,15 @@ class Session:
     def begin(self, item: str) -> None:
         """See `harness.execution.Host`."""
         self._progress.item(item)
-        self._watch.begin()
 
-    def measured(self, item: str, skipped: list[dict[str, Any]]) -> None:
+    def measured(self, item: str, skipped: list[dict[str, Any]]) -> None:  # noqa: ARG002 - Host's
         """See `harness.execution.Host`."""
-        if conditions := self._watch.end(item):
-            self._store.record_conditions(conditions)
         self._store.record_skipped(tuple(SkippedRequest(**row) for row in skipped))
 
     def ended(self, item: str, tokens: int, decode_ns: int) -> None:
         """See `harness.execution.Host`."""
         self._left.pop(item)
-        self._progress.done(tokens, decode_ns)
+        self._progress.done(item, tokens, decode_ns)
 
     def failed(self, item: str, error: str, message: str) -> None:
         """See `harness.execution.Host`."""
@@ -95,16 +90,24 @@ class Session:
         self._store.update(failures=[asdict(each) for each in self.failures.values()])
         self._progress.note(f"{item} failed: {error}: {message}")
 
-    def _measure(self, items: Sequence[WorkItem]) -> None:
-        """One batch; when it cannot go on, its unfinished cells fail with the reason."""
-        if not items:
-            return
-        try:
-            self._tasks.measure(self._prepared, items, self._store.directory, self)
-        except StoreError:
-            raise
-        except HarnessError as error:
-            unfinished = {i.cell: i.id for i in reversed(items) if i.id in self._left}
-            for cell, item in unfinished.items():
-                if cell not in self.failures:
-                    self.failed(item, type(error).__name__, first_line(error))
+    def left(self, items: Sequence[WorkItem]) -> list[WorkItem]:
+        """See `harness.launch.launcher.RunHost`."""
+        return [i for i in items if i.id in self._left and i.cell not in self.failures]
+
+    def again(self, items: Sequence[WorkItem]) -> None:
+        """See `harness.launch.launcher.RunHost`."""
+        stored = [i for i in items if i.id not in self._left and i.cell not in self.failures]
+        if stored:
+            self._store.forget(item.id for item in stored)
+            self._left.update({item.id: item for item in stored})
+            self._progress.more(len(stored))
+
+    def abandon(self, items: Sequence[WorkItem], error: HarnessError) -> None:
+        """See `harness.launch.launcher.RunHost`."""
+        unfinished = {item.cell: item.id for item in reversed(self.left(items))}
+        for item in unfinished.values():
+            self.failed(item, type(error).__name__, first_line(error))
+
+    def observed(self, conditions: Conditions) -> None:
+        """See `harness.launch.launcher.RunHost`."""
+        self._store.record_conditions(conditions)

@@ -14,17 +14,19 @@ import json
 import math
 import os
 import shutil
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+from harness import parts
+from harness.atomic_files import PARTIAL, naming, remove, replacing
 from harness.conditions import Conditions
 from harness.errors import StoreError
 from harness.migrations import SCHEMA, migrate_manifest, migrate_table
+from harness.parts import PARTS, REQUESTS, ROUNDS, part_items, remove_part, write_part
 from harness.records import ItemResult, SkippedRequest
 from harness.schemas import requests_schema, rounds_schema
 
@@ -35,11 +37,6 @@ if TYPE_CHECKING:
 Status = Literal["running", "finished", "failed", "interrupted"]
 
 _MANIFEST = "manifest.json"
-_PARTS = "parts"
-_PARTIAL = ".partial-"  # names of what is being written
-_PART_DEPTH = 6  # an item id is METHOD/DATASET/t/b/r/k, and so is the path of its part
-_REQUESTS = "requests.parquet"
-_ROUNDS = "rounds.parquet"
 _CONDITIONS = "conditions.jsonl"
 
 
@@ -80,7 +77,7 @@ class RunStore:
         Raises:
             StoreError: the directory holds something, or cannot be written.
         """
-        with _naming(directory):
+        with naming(directory):
             refuse_used(directory)
             directory.mkdir(parents=True, exist_ok=True)
         store = cls(directory, {})
@@ -107,7 +104,7 @@ class RunStore:
         Raises:
             StoreError: another process has it.
         """
-        with _naming(self.directory):
+        with naming(self.directory):
             descriptor = os.open(self.directory, os.O_RDONLY)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -117,9 +114,9 @@ class RunStore:
         except OSError:  # a file system without locks
             pass
         try:
-            with _naming(self.directory):
-                for half_written in self.directory.rglob(f"{_PARTIAL}*"):
-                    _remove(half_written)
+            with naming(self.directory):
+                for half_written in self.directory.rglob(f"{PARTIAL}*"):
+                    remove(half_written)
             yield
         finally:
             os.close(descriptor)
@@ -141,16 +138,25 @@ class RunStore:
         Unreadable parts stay where they are. Killed in between, the directory reads the same.
         """
         tables = _Tables.read(self.directory, self.manifest)
-        with _naming(self.directory):
-            for name, table in ((_REQUESTS, tables.requests), (_ROUNDS, tables.rounds)):
-                with _replacing(self.directory / name) as temporary:
-                    _write(table, temporary)
+        with naming(self.directory):
+            for name, table in ((REQUESTS, tables.requests), (ROUNDS, tables.rounds)):
+                with replacing(self.directory / name) as temporary:
+                    parts.write_table(table, temporary)
         self.update(status=status, ended=_now(), finished_items=sorted(tables.items))
-        parts, unreadable = self.directory / _PARTS, _part_items(self.directory) - tables.items
-        with _naming(self.directory):
-            for folder in [parts / item for item in tables.items] if unreadable else [parts]:
-                if folder.exists():
-                    shutil.rmtree(folder)
+        if part_items(self.directory) - tables.items:
+            for item in tables.items:
+                remove_part(self.directory, item)
+        elif (self.directory / PARTS).exists():
+            with naming(self.directory):
+                shutil.rmtree(self.directory / PARTS)
+
+    def forget(self, items: Iterable[str]) -> None:
+        """Takes finished items out of the run, to be measured again."""
+        gone = set(items)
+        merged = [item for item in self.manifest["finished_items"] if item not in gone]
+        self.update(finished_items=merged)
+        for item in gone:
+            remove_part(self.directory, item)
 
     def record_skipped(self, skipped: tuple[SkippedRequest, ...]) -> None:
         """Adds to `skipped_requests`; every method refuses the same ones, each is listed once."""
@@ -163,7 +169,7 @@ class RunStore:
         """Adds a line; one that a kill has cut short does not spoil it."""
         line = json.dumps(asdict(conditions), allow_nan=False)
         path = self.directory / _CONDITIONS
-        with _naming(self.directory):
+        with naming(self.directory):
             cut = path.exists() and not path.read_bytes().endswith(b"\n")
             with path.open("a") as file:
                 file.write(f"\n{line}\n" if cut else f"{line}\n")
@@ -171,7 +177,7 @@ class RunStore:
 
 def write_text(path: Path, text: str) -> None:
     """Writes a file of a run directory: all of it or, when this is killed, nothing."""
-    with _naming(path.parent), _replacing(path) as temporary:
+    with naming(path.parent), replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
@@ -180,31 +186,13 @@ def refuse_used(directory: Path) -> None:
 
     What a run left that was killed before it had a manifest does not count.
     """
-    with _naming(directory):
+    with naming(directory):
         if not directory.exists():
             return
         if not directory.is_dir() or any(
-            not path.name.startswith(_PARTIAL) for path in directory.iterdir()
+            not path.name.startswith(PARTIAL) for path in directory.iterdir()
         ):
             raise StoreError(f"{directory}: is not an empty directory; choose another --out")
-
-
-def write_part(directory: Path, result: ItemResult) -> None:
-    """Stores an item's rows in a run directory: all of them or, when this is killed, nothing."""
-    parts = directory / _PARTS
-    part = parts / result.item.id
-    with _naming(directory), ExitStack() as undo:
-        part.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=_PARTIAL, dir=parts))
-        undo.callback(shutil.rmtree, temporary, ignore_errors=True)  # a full disk needs the room
-        _write_rows(result.requests, requests_schema(), temporary / _REQUESTS)
-        _write_rows(result.rounds, rounds_schema(), temporary / _ROUNDS)
-        _sync(temporary)
-        if part.exists():  # a part that could not be read, measured again
-            shutil.rmtree(part)
-        temporary.rename(part)
-        undo.pop_all()
-        _sync(part.parent)
 
 
 def read_run(directory: Path) -> RunData:
@@ -229,7 +217,7 @@ def read_manifest(directory: Path) -> dict[str, Any]:
         StoreError: absent, damaged, or of a schema newer than this program.
     """
     path = directory / _MANIFEST
-    with _naming(directory):
+    with naming(directory):
         if not path.exists():
             raise StoreError(f"{directory}: is no run directory (it has no {_MANIFEST})")
         text = path.read_text(encoding="utf-8")
@@ -264,14 +252,14 @@ class _Tables:
 
         merged = set(manifest["finished_items"])
         items, problems = set(merged), []
-        requests = [_read_merged(directory / _REQUESTS, requests_schema(), merged)]
-        rounds = [_read_merged(directory / _ROUNDS, rounds_schema(), merged)]
-        for item in sorted(_part_items(directory) - merged):
-            part = directory / _PARTS / item
+        requests = [_read_merged(directory / REQUESTS, requests_schema(), merged)]
+        rounds = [_read_merged(directory / ROUNDS, rounds_schema(), merged)]
+        for item in sorted(part_items(directory) - merged):
+            part = directory / PARTS / item
             try:
                 tables = (
-                    _read(part / _REQUESTS, requests_schema()),
-                    _read(part / _ROUNDS, rounds_schema()),
+                    _read(part / REQUESTS, requests_schema()),
+                    _read(part / ROUNDS, rounds_schema()),
                 )
             except StoreError as error:
                 problems.append(str(error))
@@ -285,7 +273,7 @@ class _Tables:
 def _read_conditions(directory: Path, items: set[str]) -> tuple[Conditions, ...]:
     """The last line of each item; lines that a kill or a full disk has cut short are left out."""
     path = directory / _CONDITIONS
-    with _naming(directory):
+    with naming(directory):
         text = path.read_text(encoding="utf-8") if path.exists() else ""
     found = {}
     for line in text.splitlines():
@@ -293,15 +281,6 @@ def _read_conditions(directory: Path, items: set[str]) -> tuple[Conditions, ...]
             conditions = Conditions.from_json(line)
             found[conditions.item] = conditions
     return tuple(own for item, own in found.items() if item in items)
-
-
-def _part_items(directory: Path) -> set[str]:
-    parts = directory / _PARTS
-    return {
-        folder.relative_to(parts).as_posix()
-        for folder in parts.glob("/".join("*" * _PART_DEPTH))
-        if folder.is_dir()
-    }
 
 
 def _read_merged(path: Path, schema: pa.Schema, items: set[str]) -> pa.Table:
@@ -323,58 +302,6 @@ def _read(path: Path, schema: pa.Schema) -> pa.Table:
     except (OSError, pa.ArrowException) as error:
         reason = " ".join(str(error).split())
         raise StoreError(f"{path}: cannot be read: {reason}") from error
-
-
-def _write_rows(rows: tuple[Any, ...], schema: pa.Schema, path: Path) -> None:
-    import pyarrow as pa
-
-    _write(pa.Table.from_pylist([asdict(row) for row in rows], schema=schema), path)
-
-
-def _write(table: pa.Table, path: Path) -> None:
-    import pyarrow.parquet as pq
-
-    pq.write_table(table, path, compression="zstd")
-    _sync(path)
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """A temporary path whose contents take the place of `path`, whole, when the block ends."""
-    temporary = path.with_name(f"{_PARTIAL}{path.name}")
-    try:
-        yield temporary
-        _sync(temporary)
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)  # a full disk needs the room
-        raise
-    _sync(path.parent)
-
-
-@contextmanager
-def _naming(directory: Path) -> Iterator[None]:
-    """Turns the system's errors (disk full, read-only, ...) into one line that names the place."""
-    try:
-        yield
-    except OSError as error:
-        where = error.filename or directory
-        raise StoreError(f"{where}: {error.strerror or error}") from error
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink()
 
 
 def _now() -> str:

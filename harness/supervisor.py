@@ -12,9 +12,9 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from typing import Any
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from typing import Any, NamedTuple
 
 from harness import errors
 from harness.errors import HarnessError, WorkerError
@@ -28,6 +28,13 @@ def pinned_environment(threads: int) -> dict[str, str]:
     """Variables that every worker gets, whatever the shell has: threads, no random hashes."""
     fixed = {"PYTHONHASHSEED": "0", "TOKENIZERS_PARALLELISM": "false"}
     return {**dict.fromkeys(_THREADS, str(threads)), **fixed}
+
+
+class Call(NamedTuple):
+    """A worker calls a method of its host and waits for the answer."""
+
+    method: str
+    arguments: tuple[Any, ...]
 
 
 def call_worker(
@@ -48,15 +55,36 @@ def call_worker(
         HarnessError: as the task raised it, of its class.
         WorkerError: the task failed otherwise, died or hung.
     """
+    with closing(worker_calls(order, threads=threads, timeout_s=timeout_s)) as calls:
+        while True:
+            try:
+                call = next(calls)
+            except StopIteration as ended:
+                return ended.value
+            getattr(host, call.method)(*call.arguments)
+
+
+def worker_calls(
+    order: Mapping[str, Any], *, threads: int | None, timeout_s: float | None
+) -> Generator[Call, None, Any]:
+    """The calls of a task in a fresh process, for a host that is elsewhere; see `call_worker`.
+
+    Going on to the next call answers the one before. Closing the generator ends the process.
+
+    Returns:
+        The task's result.
+    """
     pinned = {} if threads is None else pinned_environment(threads)
     with _worker({**os.environ, **pinned}) as process:
         _send(process, {**order, "parent": os.getpid()})
         for message in _messages(process, timeout_s):
             if "call" in message:
-                getattr(host, message["call"])(*message["arguments"])
+                yield Call(message["call"], tuple(message["arguments"]))
                 _send(process, {})
             elif "error" in message:
-                raise _error(message["error"], host)
+                if trace := message["error"]["trace"]:  # a bug: whoever mends it needs it
+                    yield Call("note", (trace,))
+                raise _error(message["error"])
             else:
                 return message["result"]
         raise WorkerError(_how_it_ended(process))
@@ -113,13 +141,11 @@ def _messages(
     raise WorkerError(f"the worker said nothing for {timeout_s:g} s and was ended")
 
 
-def _error(told: Mapping[str, Any], host: Any) -> HarnessError:
+def _error(told: Mapping[str, Any]) -> HarnessError:
     """The worker's exception, of its own class where that is one of ours."""
     kind = getattr(errors, told["type"], None)
     if isinstance(kind, type) and issubclass(kind, HarnessError):
         return kind(told["message"])
-    if told["trace"]:  # a bug: whoever mends it needs the traceback
-        host.note(told["trace"])
     return WorkerError(f"{told['type']}: {told['message']}")
 
 

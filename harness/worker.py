@@ -19,9 +19,10 @@ from typing import Any, TextIO
 
 from harness.config import RunConfig
 from harness.errors import HarnessError
+from harness.execution import execute
+from harness.launch.local import InProcess
 from harness.messages import first_line
 from harness.preparation import from_json, to_json
-from harness.tasks import InProcess
 
 _PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
@@ -58,7 +59,7 @@ def measure(order: Mapping[str, Any], host: Any) -> None:
     prepared = from_json(order["prepared"])
     wanted = set(order["items"])
     items = [item for item in prepared.workload().plan if item.id in wanted]
-    InProcess().measure(prepared, items, Path(order["directory"]), host)
+    execute(prepared, items, Path(order["directory"]), host)
 
 
 def verify(order: Mapping[str, Any], host: Any) -> dict[str, Any]:

@@ -35,7 +35,8 @@ PLACEMENT = {
     "draft_device": "draft_device",
     "channel": "channel",
 }
-PLACES = ("data_dir", "cache_dir")  # where inputs are read from, of no weight for a run's identity
+# Where inputs are read from and who measures: of no weight for a run's identity.
+PLACES = ("data_dir", "cache_dir", "launcher")
 
 
 RUN_OPTIONS = (
@@ -88,6 +89,8 @@ RUN_OPTIONS = (
         default=None,
         help="Measure every group of cells in a fresh process (default).",
     ),
+    click.option("--launcher", help="local (default), or ray: over a cluster (docs/cluster.md)."),
+    click.option("--require-accelerator", help="Only machines with this GPU, e.g. H100."),
     click.option("--worker-timeout-s", type=float, help="A worker busy for longer is ended."),
     click.option("--system", help="System prompt of the chat template."),
     click.option(

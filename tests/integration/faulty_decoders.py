@@ -1,7 +1,8 @@
-"""Methods whose process ends in the middle of a greedy item; found by their entry points."""
+"""Methods that fail, or give a test time to make them fail; found by their entry points."""
 
 import os
 import signal
+import time
 
 from baselines.ar import AutoregressiveDecoder
 from harness.decoder import Request, Round
@@ -22,3 +23,11 @@ class Killed(AutoregressiveDecoder):
         if self.greedy and self.measured:
             os.kill(os.getpid(), signal.SIGKILL)
         return super().step()
+
+
+class Slow(AutoregressiveDecoder):
+    """Takes its time, so that its node can be killed in the middle of a block."""
+
+    def start(self, requests: list[Request]) -> None:
+        time.sleep(0.2)
+        super().start(requests)

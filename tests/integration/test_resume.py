@@ -138,7 +138,7 @@ def test_a_run_killed_while_it_was_verified_is_only_verified(
 
     out = tmp_path / "run"
     with monkeypatch.context() as patch:
-        patch.setattr("harness.tasks.verify_outputs", killed)
+        patch.setattr("harness.launch.local.verify_outputs", killed)
         with pytest.raises(Killed):
             harness(*RUN, "--methods", "ar", "--out", out)
     assert "greedy" not in read_manifest(out)

@@ -164,3 +164,19 @@ def test_the_shipped_run_file_is_valid_and_names_what_exists() -> None:
     assert set(config.methods) <= set(registry.available())
     assert set(config.datasets) <= set(load_registry().datasets)
     assert config.control
+
+
+def test_the_ray_launcher_without_ray_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    result = harness("run", "--launcher", "ray", "--out", str(tmp_path / "run"))
+    assert result.exit_code == 2
+    assert result.stderr == (
+        "error: launcher: ray needs Ray, which is not installed: pip install saguaro-harness[ray]\n"
+    )
+
+
+def test_a_cluster_always_isolates() -> None:
+    result = harness("run", "--launcher", "ray", "--no-isolate")
+    assert (result.exit_code, "drop no-isolate" in result.stderr) == (2, True)

@@ -25,10 +25,10 @@ def two_of_three_items(shown: Progress, clock: Clock) -> None:
     shown.begin(3)
     shown.item("ar/mini/t0/b1/r0/k0")
     clock.now = 20
-    shown.done(30, 2_000_000_000)
+    shown.done("ar/mini/t0/b1/r0/k0", 30, 2_000_000_000)
     shown.item("sd/mini/t0/b1/r0/k0")
     clock.now = 50
-    shown.done(0, 0)
+    shown.done("sd/mini/t0/b1/r0/k0", 0, 0)
 
 
 def test_lines_say_cell_rate_and_time_left() -> None:
@@ -37,6 +37,22 @@ def test_lines_say_cell_rate_and_time_left() -> None:
     assert stream.getvalue().splitlines() == [
         "[1/3] ar/mini/t0/b1/r0/k0  15.0 tok/s  0:40 left",
         "[2/3] sd/mini/t0/b1/r0/k0  - tok/s  0:25 left",
+    ]
+
+
+def test_items_of_several_machines_are_told_by_their_names_and_counted_together() -> None:
+    clock, stream = Clock(), io.StringIO()
+    shown = LineProgress(stream, clock)
+    shown.begin(2)
+    for name in "ab":
+        shown.item(name)
+    clock.now = 10
+    shown.done("a", 0, 0)
+    shown.more(2)  # a machine was lost: its items again
+    shown.done("b", 0, 0)
+    assert stream.getvalue().splitlines() == [
+        "[1/2] a  - tok/s  0:10 left",
+        "[2/4] b  - tok/s  0:10 left",
     ]
 
 

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 from fake_decoding import decode, one_token_rounds
 
-from harness import store
+from harness import parts
 from harness.errors import StoreError
 from harness.plan import Cell
 from harness.store import RunStore, finished_items, read_run, to_json
@@ -110,9 +110,11 @@ def test_killed_before_the_commit_of_a_second_merge(running, monkeypatch):
 
 
 def test_killed_between_the_two_tables(running, monkeypatch):
-    real = store._write
+    real = parts.write_table
     with monkeypatch.context() as patch:
-        patch.setattr(store, "_write", lambda t, p: killed() if "rounds" in p.name else real(t, p))
+        patch.setattr(
+            parts, "write_table", lambda t, p: killed() if "rounds" in p.name else real(t, p)
+        )
         with pytest.raises(KeyboardInterrupt):
             running.finalise("finished")
     assert outputs(running.directory) == BOTH
@@ -134,9 +136,11 @@ def test_killed_while_the_merged_parts_are_removed(running, monkeypatch):
 
 
 def test_killed_while_an_item_is_written(running, monkeypatch):
-    real = store._write
+    real = parts.write_table
     with monkeypatch.context() as patch:
-        patch.setattr(store, "_write", lambda t, p: killed() if "rounds" in p.name else real(t, p))
+        patch.setattr(
+            parts, "write_table", lambda t, p: killed() if "rounds" in p.name else real(t, p)
+        )
         with pytest.raises(KeyboardInterrupt):
             running.append_item(item(2))
     assert outputs(running.directory) == BOTH
@@ -204,7 +208,7 @@ def test_a_full_disk_is_one_line_that_names_the_place(running, monkeypatch):
     def full(table, path):
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
-    monkeypatch.setattr(store, "_write", full)
+    monkeypatch.setattr(parts, "write_table", full)
     with pytest.raises(StoreError, match=r"requests\.parquet: No space left on device"):
         running.append_item(item(2))
     assert outputs(running.directory) == BOTH
@@ -248,3 +252,8 @@ def test_the_tables_can_be_read_with_pandas_alone(running):
 
 def killed(*_args, **_fields):
     raise KeyboardInterrupt
+
+
+def at_rounds(write):
+    """`write`, killed when it comes to the table of rounds."""
+    return lambda table, path: killed() if "rounds" in path.name else write(table, path)

@@ -11,17 +11,21 @@ import pytest
 from harness import supervisor
 from harness.config import RunConfig
 from harness.errors import WorkerError
+from harness.launch.local import FreshProcesses
 from harness.preparation import prepare
 from harness.progress import LineProgress
-from harness.tasks import FreshProcesses
+from harness.store import RunStore
 
 CONFIG = RunConfig(pair="tiny", datasets=("mini",), prompts=1, worker_timeout_s=0.2)
 PROGRESS = LineProgress(io.StringIO())
 
 
 def measure(run: Path) -> None:
-    prepared = prepare(CONFIG, PROGRESS)
-    FreshProcesses().measure(prepared, prepared.workload().plan, run, mock.Mock())
+    prepared, host = prepare(CONFIG, PROGRESS), mock.Mock()
+    host.left.side_effect = list
+    RunStore.create(run, {})
+    FreshProcesses().measure(prepared, prepared.workload().plan, run, host)
+    raise host.abandon.call_args.args[1]
 
 
 @pytest.mark.parametrize(
