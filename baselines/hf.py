@@ -18,11 +18,20 @@ import threading
 import time
 from collections.abc import Sequence as List
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from harness.decoder import Decoder, DecoderOptions, DecoderSetup, Request, Round, Span, SpanKind
+from harness.decoder import (
+    Decoder,
+    DecoderOptions,
+    DecoderSetup,
+    Request,
+    Round,
+    Span,
+    SpanKind,
+    TuningGrid,
+)
 from harness.errors import ModelError, RequestError
 from impl.engine.models import Models, ModelSpec
 from impl.engine.sequence import Sequence, SequenceSlots
@@ -34,6 +43,8 @@ if TYPE_CHECKING:
 class TransformersOptions(DecoderOptions):
     """Parameters of transformers; the defaults are its own."""
 
+    tuning_grid: ClassVar[TuningGrid] = {"lookahead": (2, 3, 4, 5, 6, 8, 20)}
+
     assisted: bool = Field(False, description="assisted generation by the pair's draft; batch 1")
     lookahead: int = Field(20, ge=1, le=64, description="num_assistant_tokens, at most")
     stop_below: float = Field(
@@ -44,6 +55,11 @@ class TransformersOptions(DecoderOptions):
         pattern="^(constant|heuristic|heuristic_transient)$",
         description="num_assistant_tokens_schedule",
     )
+
+    @property
+    def tunable(self) -> TuningGrid:
+        """See `DecoderOptions.tunable`: plain `generate` has nothing to tune."""
+        return self.tuning_grid if self.assisted else {}
 
     @model_validator(mode="after")
     def _assistant_options_need_one(self) -> Self:

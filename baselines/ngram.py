@@ -40,6 +40,7 @@ class NgramDecoder(EngineDecoder):
 
     name = "ngram"
     Options = NgramOptions
+    takes_synthetic = False
 
     def __init__(self, setup: DecoderSetup, options: NgramOptions) -> None:
         super().__init__(setup)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness import invariants
 from harness.greedy import Divergence, check_greedy, ids_are_told
+from harness.labels import synthetic_parts
 from harness.metrics import CellData
 from harness.noise import cell_noise, disturbances, quiet_sentence
 from harness.plan import Cell
@@ -86,6 +87,9 @@ def _verdicts(manifest: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
 def _losslessness(manifest: Mapping[str, Any]) -> Iterable[Check]:
     """One check for each verdict at temperature > 0; `greedy_equality` is about temperature 0."""
     name = "losslessness"
+    if synthetic_parts(manifest):
+        yield Check(name, Status.SKIP, "not checked: the acceptance is synthetic, so is the text")
+        return
     if "certificate" not in manifest:
         told = "unverified: no certificate; harness verify RUN makes one"
         yield Check(name, Status.SKIP, told)
@@ -99,7 +103,12 @@ def _losslessness(manifest: Mapping[str, Any]) -> Iterable[Check]:
 
 
 def _greedy_equality(run: RunData, by_cell: Mapping[Cell, CellData]) -> Iterable[Check]:
-    """One check for each greedy cell but the baseline's own at its smallest batch size."""
+    """One check for each greedy cell but the baseline's own at its smallest batch size.
+
+    None where the text is made up.
+    """
+    if synthetic_parts(run.manifest):
+        return
     stored = {
         (found["item"], found["request_id"]): Divergence(**found)
         for found in run.manifest.get("greedy", {}).get("divergences", ())

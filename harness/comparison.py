@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from harness import statistics
 from harness.errors import UsageError
 from harness.factors import Factors, factors
+from harness.labels import label
 from harness.metrics import CellData
 from harness.plan import Cell
 from harness.run_differences import (
@@ -115,10 +116,11 @@ def compare_runs(
         allow_different_machines: compare all the same, with a warning.
 
     Raises:
-        UsageError: unlike machines, or no cell in common.
+        UsageError: unlike machines or labels (`harness.labels`), or no cell in common.
         StoreError: a run whose rows do not add up.
     """
     older, newer = ComparedRun.of(names[0], base), ComparedRun.of(names[1], new)
+    _refuse_unlike_labels(older, newer)
     machines = machine_differences(older, newer)
     if machines and not allow_different_machines:
         raise UsageError(
@@ -136,6 +138,16 @@ def compare_runs(
         tuple(run_differences(older, newer)),
         tuple(_warnings(compared, older, newer, machines, tolerance)),
     )
+
+
+def _refuse_unlike_labels(base: ComparedRun, new: ComparedRun) -> None:
+    """What is emulated or synthetic is comparable with its like alone, whatever is allowed."""
+    labels = [label(run.manifest) for run in (base, new)]
+    if labels[0] != labels[1]:
+        told = [found or "all real" for found in labels]
+        raise UsageError(
+            f"{base.name} is {told[0]}, {new.name} is {told[1]}: their figures do not compare"
+        )
 
 
 def _compare(cell: Cell, base: ComparedRun, new: ComparedRun, tolerance: float) -> CellComparison:
@@ -227,6 +239,8 @@ def _warnings(
     machines: Sequence[str],
     tolerance: float,
 ) -> Iterable[str]:
+    if unreal := label(new.manifest):
+        yield f"both runs are {unreal}"
     if machines:
         yield f"the machines differ, so do speeds: {machines[0]}{and_more(machines)}"
     for run in (base, new):

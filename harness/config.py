@@ -71,6 +71,10 @@ class RunConfig(BaseModel):
         devices: `emulated:PROFILE` makes every pass take a hardware profile's time, so that a small
             pair runs at another machine's pace (docs/simulator.md); None is the machine's own. No
             tuned parameters are taken then unless `tuned` is given.
+        acceptance: `synthetic:RATE` lets a coin decide which drafted tokens are accepted
+            (docs/synthetic.md); None leaves it to the models. Nothing is verified or taken from
+            tuning then.
+        weights: `random` makes weights of the pair's shape up; needs a synthetic `acceptance`.
         tuned: take each method's parameters from `harness tune` where it has tuned the method for
             this pair, machine, placement, batch size and kind of decoding; `options` win.
         deterministic: switch off choices that follow the clock (slower, reproducible).
@@ -119,6 +123,8 @@ class RunConfig(BaseModel):
     block_size: Count = 4
     placement: Placement = Placement()
     devices: Annotated[str, Field(pattern="^emulated:.")] | None = None
+    acceptance: Annotated[str, Field(pattern="^synthetic:.")] | None = None
+    weights: Literal["real", "random"] = "real"
     tuned: bool = True
     deterministic: bool = False
     verify: bool = True
@@ -165,9 +171,11 @@ class RunConfig(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _untuned_where_emulated(cls, data: Any) -> Any:
+    def _plain_where_unreal(cls, data: Any) -> Any:
+        if isinstance(data, Mapping) and data.get("acceptance"):
+            data = {"tuned": False, "verify": False, **data}
         if isinstance(data, Mapping) and data.get("devices"):
-            return {"tuned": False, **data}
+            data = {"tuned": False, **data}
         return data
 
     @model_validator(mode="after")
@@ -186,6 +194,18 @@ class RunConfig(BaseModel):
             raise ValueError("system: has no place in a raw prompt; drop it or drop raw")
         if self.launcher == "ray" and not self.isolate:
             raise ValueError("isolate: the nodes of a cluster always isolate; drop no-isolate")
+        return self
+
+    @model_validator(mode="after")
+    def _one_source_of_luck(self) -> Self:
+        if self.acceptance and self.verify:
+            raise ValueError("verify: a synthetic acceptance leaves nothing to verify; drop verify")
+        if self.weights == "random" and not self.acceptance:
+            raise ValueError(
+                "weights: random models agree on nothing; add --acceptance synthetic:0.8"
+            )
+        if self.weights == "random" and self.engine == "hf":
+            raise ValueError("weights: random ones are the lean engine's; drop engine hf")
         return self
 
 

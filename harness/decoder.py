@@ -219,12 +219,23 @@ class DecoderOptions(BaseModel):
     Class attributes:
         tuning_grid: option -> the values of it that `harness tune` tries. Candidates are all
             combinations, and the defaults. Empty for a method without anything to tune; options
-            that do not decide its speed do not belong here.
+            that do not decide its speed do not belong here. One whose value is "auto" is chosen by
+            the method itself as it runs.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     tuning_grid: ClassVar[TuningGrid] = {}
+
+    @property
+    def tunable(self) -> TuningGrid:
+        """What of the grid there is to tune under these very options; all of it by default."""
+        return self.tuning_grid
+
+    @property
+    def automatic(self) -> bool:
+        """Whether the method chooses all of it itself."""
+        return bool(self.tunable) and all(getattr(self, key) == "auto" for key in self.tunable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +268,8 @@ class Decoder(abc.ABC):
         needs_draft: whether the pair must have a draft model.
         asynchronous: whether it owns the draft's device beside the target's. Decides the number of
             devices that per-device figures divide by.
+        takes_synthetic: whether all that decides its tokens are the pair's two models, so that a
+            coin can (docs/synthetic.md).
         own_kernels: whether its logits come from other kernels than those of the shared engine, so
             that they differ by rounding. The certificate allows for that.
     """
@@ -265,6 +278,7 @@ class Decoder(abc.ABC):
     Options: ClassVar[type[DecoderOptions]] = DecoderOptions
     needs_draft: ClassVar[bool] = False
     asynchronous: ClassVar[bool] = False
+    takes_synthetic: ClassVar[bool] = False
     own_kernels: ClassVar[bool] = False
 
     @classmethod

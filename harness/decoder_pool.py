@@ -45,7 +45,7 @@ class Method:
     @property
     def grid(self) -> TuningGrid:
         """What `harness tune` searches; empty where there is nothing to tune."""
-        return self.decoder.Options.tuning_grid
+        return self.options.tunable
 
     def options_for(self, cell: Cell) -> DecoderOptions:
         """The parameters that the method has in a cell."""
@@ -112,10 +112,11 @@ class DecoderPool:
     def describe(self, cell: Cell) -> dict[str, Any]:
         """What the manifest keeps about a cell's decoder (docs/run-directory.md, `decoders`)."""
         key, method = self._key(cell), self._methods[cell.method]
-        found = method.tuned.get(Setting.of(cell))
+        found, options = method.tuned.get(Setting.of(cell)), method.options_for(cell)
         return {
-            "options": method.options_for(cell).model_dump(mode="json"),
-            "tuned": bool(found or method.given) if method.grid else None,
+            "options": options.model_dump(mode="json"),
+            "tuned": bool(found or method.given & method.grid.keys()) if method.grid else None,
+            "automatic": options.automatic,
             "tuned_options": list(found.names) if found else [],
             "devices": self._devices(method.decoder.asynchronous),
             "own_kernels": method.decoder.own_kernels,

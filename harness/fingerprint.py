@@ -31,7 +31,9 @@ _VARIABLES = (*_CPU, *_GPU, *_PYTORCH, *_MEMORY, "HARNESS_")
 _SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 # Fields that change from hour to hour, or that say nothing about speed.
 _VARIABLE = "environment."
-_NOT_IDENTITY = ("load_average", "cpu.frequency_mhz", f"{_VARIABLE}HARNESS_")
+_ABSENT_IS_NONE = (_VARIABLE, "emulated", "synthetic")  # else a version may not have told it
+_CACHES = (f"{_VARIABLE}TORCHINDUCTOR_CACHE_DIR",)  # torch sets it when it first compiles
+_NOT_IDENTITY = ("load_average", "cpu.frequency_mhz", f"{_VARIABLE}HARNESS_", *_CACHES)
 _NOT_IDENTITY_OF_GPUS = (".uuid",)
 _MEMORY_TOLERANCE = 0.01
 
@@ -74,7 +76,7 @@ def machine_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]
     """
     left, right = identity(a), identity(b)
     told = left.keys() & right.keys()
-    told |= {name for name in left.keys() | right.keys() if name.startswith(_VARIABLE)}
+    told |= {name for name in left.keys() | right.keys() if name.startswith(_ABSENT_IS_NONE)}
     told -= {name for name in told if _nearly_equal(name, left, right)}
     return differences(*({k: v for k, v in flat.items() if k in told} for flat in (left, right)))
 

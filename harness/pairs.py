@@ -10,9 +10,9 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from harness.cache import FirstUse
 from harness.errors import ModelError, UsageError
@@ -33,7 +33,8 @@ class Model(BaseModel):
     """A model of a pair.
 
     Attributes:
-        sources: where it can be had, in the order they are tried.
+        sources: where it can be had, in the order they are tried; none where only its shape is
+            known, which `--weights random` is enough for.
         file: name of its GGUF file; None for a folder.
         sha256: the publisher's sum of that file; None for a folder or a file given by path.
         bytes: size of that file.
@@ -44,12 +45,18 @@ class Model(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    sources: tuple[Source, ...] = Field(min_length=1)
+    sources: tuple[Source, ...] = ()
     file: str = "model.gguf"
     sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
     bytes: int = Field(default=0, ge=0)
     gated: bool = False
     shape: Shape | None = None
+
+    @model_validator(mode="after")
+    def _something_known(self) -> Self:
+        if not (self.sources or self.shape):
+            raise ValueError("sources: needs one at least, or a shape beside none")
+        return self
 
     @property
     def pinned(self) -> bool:
@@ -64,12 +71,12 @@ class Model(BaseModel):
         """
         if self.shape is not None:
             return self.shape
-        folders = [s.path for s in self.sources if isinstance(s, LocalPath) and s.path.is_dir()]
-        if not folders:
+        folder = local_folder(self)
+        if folder is None:
             raise ModelError(
-                f"{self.sources[0]}: its memory is not known before it is here; declare its shape"
+                f"{self.sources[0]}: its sizes are not known before it is here; declare its shape"
             )
-        return Shape.of_folder(folders[0])
+        return Shape.of_folder(folder)
 
     @property
     def hub_repo(self) -> str | None:
@@ -140,6 +147,12 @@ class ResolvedPair:
     draft: ResolvedModel | None
     draft_vocab: int | None
     draft_quantization: Quantization | None
+
+
+def local_folder(model: Model) -> Path | None:
+    """The folder of a model that is given by path."""
+    folders = [s.path for s in model.sources if isinstance(s, LocalPath) and s.path.is_dir()]
+    return folders[0] if folders else None
 
 
 def load_pairs(extra: Path | None = None) -> dict[str, Pair]:
@@ -290,6 +303,8 @@ def _obtain(what: str, model: Model, request: Fetch, cache_dir: Path) -> tuple[P
 
 
 def _fetch(what: str, model: Model, request: Fetch, cache_dir: Path) -> tuple[Path, str]:
+    if not model.sources:
+        raise ModelError(f"{what}: has sizes and no weights; --weights random makes some up")
     failures = []
     for source in model.sources:
         try:

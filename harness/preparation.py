@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness import run_prompts
+from harness import run_prompts, synthetic
 from harness.cache import default_cache_dir
 from harness.config import RunConfig
 from harness.decoder_pool import Method
@@ -28,6 +28,7 @@ from harness.pairs import (
 )
 from harness.progress import Progress
 from harness.prompts import PromptSet
+from harness.random_pair import check_memory, make_up
 from harness.registry import decoder_class, decoder_options, registered_name
 from harness.simulation.emulation import emulated_profile, latencies
 from harness.source_tree import git_state
@@ -95,6 +96,7 @@ def check_methods(config: RunConfig) -> None:
     if config.devices:
         emulated_profile(config.devices)
     methods = resolve_methods(config)
+    synthetic.check(config, methods)
     pair = named_pair(config)
     needy = [name for name, method in methods.items() if method.decoder.needs_draft]
     if needy and pair.draft is None:
@@ -143,9 +145,14 @@ def prepare(
     _warn_unpinned(prompt_sets, progress)
     progress.note(f"loading {pair.name}")
     cache_dir = default_cache_dir(config.cache_dir)
-    resolved = resolve(pair, cache_dir, progress=progress.download)
+    if config.weights == "random":
+        resolved = make_up(pair, cache_dir)
+    else:
+        resolved = resolve(pair, cache_dir, progress=progress.download)
     config = _fitted(config, resolved)
-    eos = loader.eos_token_ids(resolved.target.folder)
+    if config.weights == "random":
+        check_memory(resolved, config.max_context, max(config.batch_sizes))
+    eos = frozenset() if config.acceptance else loader.eos_token_ids(resolved.target.folder)
     prompts = stored or run_prompts.encode(
         config, prompt_sets, _models(config, resolved), eos, progress
     )
@@ -158,15 +165,16 @@ def prepare(
 def identity(config: RunConfig) -> dict[str, Any]:
     """Which program on which machine, for the manifest; of this process before it is confined."""
     return {
-        "fingerprint": fingerprint(config.placement) | _emulated(config),
+        "fingerprint": fingerprint(config.placement) | _unreal(config),
         "git": git_state(Path(__file__).parents[1])._asdict(),
         "packages": package_versions(),
     }
 
 
-def _emulated(config: RunConfig) -> dict[str, Any]:
-    """Emulated devices make a machine of their own, never compared with a real one."""
-    return {"emulated": config.devices} if config.devices else {}
+def _unreal(config: RunConfig) -> dict[str, Any]:
+    """What makes a machine of its own, never compared with a real one (`harness.labels`)."""
+    told = {"emulated": config.devices, "synthetic": synthetic.describe(config)}
+    return {name: value for name, value in told.items() if value is not None}
 
 
 def to_json(prepared: Prepared) -> dict[str, Any]:
@@ -240,9 +248,10 @@ def _models(config: RunConfig, pair: ResolvedPair) -> Models:
             RankPlace(device, where.rank_cores(rank))
             for rank, device in enumerate(where.target_devices[1:], start=1)
         ),
+        random=config.weights == "random",
     )
     if pair.draft is None:
-        return Models(target)
+        return Models(*synthetic.with_coin(config, target, None))
     draft = ModelSpec(
         pair.draft.folder,
         pair.draft.dtype,
@@ -253,8 +262,9 @@ def _models(config: RunConfig, pair: ResolvedPair) -> Models:
         engine=config.engine,
         latency=emulated.draft if emulated else None,
         device=where.draft_device,
+        random=config.weights == "random",
     )
-    return Models(target, draft)
+    return Models(*synthetic.with_coin(config, target, draft))
 
 
 def _record(

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness import invariants, run_prompts
+from harness import invariants, run_prompts, synthetic
 from harness.config import RunConfig
 from harness.errors import StoreError, WorkerError
 from harness.execution import Failure
@@ -47,7 +47,8 @@ class RunSummary:
         directory: the run directory.
         status: as in the manifest.
         failures: cells that ended early.
-        greedy: outputs compared with the autoregressive ones; None after an interrupt.
+        greedy: outputs compared with the autoregressive ones; None after an interrupt or where
+            the acceptance is synthetic.
         certificate: of losslessness; None after an interrupt or where the run is not verified.
         faults: invariants that the stored rows break; none in a sound program.
     """
@@ -170,6 +171,7 @@ def verify(
 
     store = RunStore.open(directory)
     config = stored_config(store.manifest, {"cache_dir": cache_dir, "data_dir": data_dir})
+    synthetic.refuse(config, "leaves nothing to verify")
     try:
         stored = run_prompts.stored_prompts(directory, store.manifest["datasets"])
         prepared = prepare(config, progress, stored)
@@ -218,6 +220,9 @@ def _measure(prepared: Prepared, store: RunStore, progress: Progress, work: Laun
     failures = tuple(session.failures.values())
     if status == "interrupted":
         return _summary(store, status, failures, None)
+    if prepared.config.acceptance is not None:  # the outputs are no model's: nothing to verify
+        faults = _broken_invariants(store.directory)
+        return RunSummary(store.directory, status, failures, None, None, faults)
     try:
         found = work.verify(prepared, store.directory, progress)
     except WorkerError as error:  # what was measured stays

@@ -13,6 +13,7 @@ from harness.checks import run_checks, verified
 from harness.contention import contention
 from harness.energy import cell_energy
 from harness.equivalence.content import count_content
+from harness.labels import emulated_devices, synthetic_parts
 from harness.metrics import CellData, cell_metrics, split_cells
 from harness.noise import cell_noise, disturbances
 from harness.plan import BASELINE, Cell
@@ -64,8 +65,10 @@ def _cell(data: CellData, by_cell: Mapping[Cell, CellData], run: RunData) -> dic
         "verified": verified(manifest, cell),
         "degraded": degraded,
         "untuned": _untuned(decoder),
+        "automatic": _automatic(decoder),
         "placement": placement_convention(manifest),
         "emulated": emulated,
+        "synthetic": synthetic_parts(manifest),
         **asdict(cell_metrics(data, devices)),
         "prediction": asdict(prediction) if prediction else None,
         "contention": asdict(slowdown) if slowdown else None,
@@ -79,12 +82,6 @@ def placement_convention(manifest: Mapping[str, Any]) -> str:
     """Which cores synchronous methods had: `equal-target` or `pooled`."""
     placement = manifest.get("fingerprint", {}).get("placement", {})
     return str(placement.get("convention", "equal-target"))  # runs from before there was another
-
-
-def emulated_devices(manifest: Mapping[str, Any]) -> str | None:
-    """The profile whose time passes were made to take; None for a measured run."""
-    emulated = manifest.get("fingerprint", {}).get("emulated")
-    return None if emulated is None else str(emulated).partition(":")[2]
 
 
 def _baselines(cell: Cell) -> Iterable[Cell]:
@@ -149,6 +146,8 @@ def _machine_warnings(manifest: Mapping[str, Any]) -> Iterable[str]:
     fingerprint = manifest.get("fingerprint", {})
     if emulated := emulated_devices(manifest):
         yield f"EMULATED, no measurement of that hardware: passes were made to last as {emulated}"
+    if synthetic := synthetic_parts(manifest):
+        yield f"SYNTHETIC, no measurement of these models: {synthetic} (docs/synthetic.md)"
     if (placement := fingerprint.get("placement", {})).get("shared"):
         device = placement.get("draft_device", "cpu")
         shared = "cores" if device == "cpu" else device
@@ -175,7 +174,16 @@ def _tuning_warnings(manifest: Mapping[str, Any]) -> Iterable[str]:
 
 
 def _untuned(decoder: Mapping[str, Any]) -> bool:
-    """Whether a decoder had parameters to tune and ran on its defaults."""
+    """Whether a decoder had parameters to tune and ran on its defaults, fixed ones."""
+    return _on_defaults(decoder) and not _automatic(decoder)
+
+
+def _automatic(decoder: Mapping[str, Any]) -> bool:
+    """Whether a decoder ran on defaults that leave the choice to the method itself."""
+    return _on_defaults(decoder) and decoder.get("automatic", False)
+
+
+def _on_defaults(decoder: Mapping[str, Any]) -> bool:
     return bool(decoder.get("options")) and decoder.get("tuned", False) is False
 
 
@@ -203,6 +211,8 @@ def _prompt_warnings(cells: Sequence[CellData]) -> Iterable[str]:
 
 
 def _output_warnings(run: RunData) -> Iterable[str]:
+    if synthetic_parts(run.manifest):
+        return
     ends = run.manifest.get("stop_token_ids", ())
     for (dataset, temperature), own in run.requests.groupby(["dataset", "temperature"]):
         where = f"{dataset} at temperature {temperature:g}"

@@ -122,7 +122,7 @@ def _prediction(found: Mapping[str, Any]) -> str:
 
 def row(cell: Mapping[str, Any]) -> tuple[str, ...]:
     """A cell under `COLUMNS`."""
-    marks = " (untuned)" if cell["untuned"] else ""
+    marks = " (untuned)" if cell["untuned"] else " (automatic)" if cell["automatic"] else ""
     marks += " (degraded)" if cell["degraded"] else ""
     return (
         _label(cell) + marks,

@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from harness.metrics import split_cells
-from harness.summary import emulated_devices, placement_convention
+from harness.summary import placement_convention
 from reports import prediction, provenance, tables, tuning, verdict
 from reports.checks import CheckView, check_views
 from reports.colours import method_styles
@@ -89,12 +89,12 @@ def _view(key: str, run: RunData, room: int) -> RunView:
     pair = provenance.pair_name(manifest)
     styles = method_styles(cell.method for cell in result.cells)
     sound = tuple(cell for cell in result.measured if not cell.degraded)
-    placement, emulated = placement_convention(manifest), emulated_devices(manifest)
+    placement = placement_convention(manifest)
     data = {each.cell: each for each in split_cells(run.requests, run.rounds)}
     evidence = Evidence(key, sound, data, run.requests, run.rounds, styles, placement)
     return RunView(
         key=key,
-        title=f"{pair}, EMULATED {emulated}" if emulated else pair,
+        title=pair,
         date=provenance.date(manifest),
         facts=provenance.headline(manifest),
         verdict=tuple(verdict.sentences(pair, result)),

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from harness.energy import EMULATED, UNKNOWN
-from harness.summary import emulated_devices, placement_convention
+from harness.labels import emulated_devices, label
+from harness.summary import placement_convention
 
 if TYPE_CHECKING:
     from reports.results import RunResult
@@ -40,9 +41,10 @@ class Block(NamedTuple):
 
 
 def pair_name(manifest: Mapping[str, Any]) -> str:
-    """The pair's name, or the target's source where the run named no pair."""
+    """The pair's name, or the target's source where the run named no pair; what of it is unreal."""
     pair = _mapping(manifest, "pair")
-    return str(pair.get("name") or _mapping(pair, "target").get("source") or "unnamed pair")
+    name = str(pair.get("name") or _mapping(pair, "target").get("source") or "unnamed pair")
+    return _joined(name, label(manifest))
 
 
 def machine_name(manifest: Mapping[str, Any]) -> str:

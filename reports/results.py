@@ -32,7 +32,8 @@ class CellResult(CellMetrics):
 
     `verified` is what the losslessness certificate says of the method at this temperature and batch
     size, None where it says nothing; `degraded` is the reason why the target went on alone, or
-    None; `untuned` says that the method ran on default parameters.
+    None; `untuned` says that the method ran on fixed default parameters, `automatic` that its
+    defaults leave the choice to the method.
     """
 
     method: str
@@ -43,6 +44,7 @@ class CellResult(CellMetrics):
     verified: bool | None
     degraded: str | None
     untuned: bool
+    automatic: bool
     prediction: Prediction | None
     contention: Contention | None
     energy: Energy | None

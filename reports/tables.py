@@ -117,7 +117,12 @@ def _rows(
 
 
 def _label(cell: CellResult) -> str:
-    marks = ((cell.control, "A/A"), (cell.degraded, "degraded"), (cell.untuned, "untuned"))
+    marks = (
+        (cell.control, "A/A"),
+        (cell.degraded, "degraded"),
+        (cell.untuned, "untuned"),
+        (cell.automatic, "automatic"),
+    )
     return cell.method + "".join(f" ({mark})" for applies, mark in marks if applies)
 
 

@@ -34,8 +34,13 @@ def list_pairs(pairs_file: Path | None) -> None:
     known = load_pairs(pairs_file)
     width = max(map(len, known))
     for name, pair in sorted(known.items()):
-        pin = "pinned" if all(model.pinned for model in pair.models.values()) else "unpinned"
-        click.echo(f"{name:{width}}  {pin:8}  {pair.description}  ({pair.licence})")
+        click.echo(f"{name:{width}}  {_pin(pair):8}  {pair.description}  ({pair.licence})")
+
+
+def _pin(pair: Pair) -> str:
+    if not all(model.sources for model in pair.models.values()):
+        return "sizes"
+    return "pinned" if all(model.pinned for model in pair.models.values()) else "unpinned"
 
 
 @pairs.command()
@@ -150,5 +155,7 @@ def describe_model(model: Model) -> str:
     """File, size and checksum on one line, one line more for each source."""
     pinned = f"{model.file}  {model.bytes / 1e6:.0f} MB  sha256 {model.sha256}"
     sources = [f"\n             from {source}" for source in model.sources]
+    if not model.sources:
+        return "sizes alone, for --weights random"
     by_place = "pinned by its source" if model.pinned else "unpinned"
     return (pinned if model.sha256 else by_place) + "".join(sources)

@@ -76,6 +76,8 @@ RUN_OPTIONS = (
     click.option("--draft-device", help="Of the draft worker: cpu or cuda:4; default: shared."),
     click.option("--channel", help="To the draft worker: shared (memory) or distributed."),
     click.option("--devices", help="emulated:PROFILE: passes take a profile's time (EMULATED)."),
+    click.option("--acceptance", help="synthetic:0.8: a coin accepts drafted tokens (SYNTHETIC)."),
+    click.option("--weights", help="random: made-up weights of the pair's shape; or real."),
     click.option("--placement", help="Cores of synchronous methods: equal-target or pooled."),
     click.option("--tuned/--no-tuned", default=None, help="Use what harness tune chose."),
     click.option(

@@ -51,14 +51,17 @@ def print_run(run: Path, *, latency: bool = False) -> None:
     from rich.console import Console
 
     from harness import summary_lines as lines
+    from harness.labels import label
     from harness.store import read_run
     from harness.summary import summarise
 
-    summary = summarise(read_run(run))
+    stored = read_run(run)
+    summary, unreal = summarise(stored), label(stored.manifest)
     console = Console(highlight=False, soft_wrap=True)
     console.width = max(console.width, _WIDTH)
     for group in lines.groups(summary):
-        console.print(_table(group.title, lines.COLUMNS, map(_styled_row, group.cells)))
+        title = f"{group.title}, {unreal}" if unreal else group.title
+        console.print(_table(title, lines.COLUMNS, map(_styled_row, group.cells)))
         if latency:
             rows = (map(_text, row) for cell in group.cells for row in lines.latency_rows(cell))
             console.print(_table("latency", ("method", "ms", *lines.QUANTILES), rows))

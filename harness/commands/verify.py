@@ -128,8 +128,10 @@ def _for_verifying(config: RunConfig) -> RunConfig:
 
     The A/A control says nothing of sampled outputs: it draws the baseline's tokens again.
     """
+    from harness import synthetic
     from harness.plan import BASELINE
 
+    synthetic.refuse(config, "leaves nothing to verify")
     changes: dict[str, Any] = {
         "warmup_steps": 1,
         "verify": False,

@@ -18,6 +18,7 @@ from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from harness import synthetic
 from harness.config import RunConfig
 from harness.decoder_pool import Method
 from harness.errors import HarnessError, UsageError
@@ -81,13 +82,14 @@ def tune(
         The choices, in the order in which they were made.
 
     Raises:
-        UsageError: as `harness.runner.run`; emulated devices; no method has anything to tune, or
-            too few rounds.
+        UsageError: as `harness.runner.run`; emulated devices or a synthetic acceptance; no method
+            has anything to tune, or too few rounds.
         HarnessError: as `harness.runner.run`; or every candidate of a method failed.
         KeyboardInterrupt: interrupted; the runs made so far stay.
     """
     if config.devices:
         raise UsageError("devices: choices are for a real machine; drop --devices")
+    synthetic.refuse(config, "choices are for a real pair")
     found = resolve_methods(config)
     tunable = {name: method for name, method in found.items() if method.grid and ":" not in name}
     if not tunable:

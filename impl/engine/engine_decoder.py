@@ -19,6 +19,8 @@ class EngineDecoder(Decoder):
     and `_forget`.
     """
 
+    takes_synthetic = True
+
     def __init__(self, setup: DecoderSetup, *, tree_nodes: int = 0) -> None:
         """Allocates the target's cache.
 

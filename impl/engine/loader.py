@@ -146,24 +146,29 @@ def load_transformer(
     head_ids: torch.Tensor | None = None,
     operators: Operators | None = None,
     group: RankGroup | None = None,
+    random: bool = False,
 ) -> Transformer:
     """The folder's model, ready to run.
 
     Args:
-        folder: what `prepare` returned.
+        folder: what `prepare` returned; with `random` all that it needs is a config.
         dtype: of weights and computation.
         device: where it runs.
         head_ids: token ids [n] that the output head is trimmed to; None keeps them all.
         operators: what the layers are computed with; None is the engine's default on a CPU.
         group: the ranks that share the model; this one's part is loaded. None is all of it.
+        random: make the weights up instead of reading them.
     """
     from impl.engine.architecture import TransformerConfig
     from impl.engine.gpu_operators import GpuOperators
     from impl.engine.gpu_transformer import GpuTransformer
+    from impl.engine.random_weights import RandomWeights
     from impl.engine.transformer import Transformer
 
     config = TransformerConfig.from_hf(read_config(folder))
-    weights: Mapping[str, torch.Tensor] = read_weights(folder)
+    weights: Mapping[str, torch.Tensor] = (
+        RandomWeights.of(folder, dtype) if random else read_weights(folder)
+    )
     if group is not None:
         from impl.engine.operators import TorchOperators
         from impl.engine.tensor_parallel.operators import RankOperators
@@ -214,7 +219,7 @@ def file_sha256(path: Path, cache_dir: Path) -> str:
         return remembered
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    _write_atomically(record, json.dumps({**identity, "sha256": digest}))
+    write_atomically(record, json.dumps({**identity, "sha256": digest}))
     return digest
 
 
@@ -328,7 +333,8 @@ def _remembered_sha256(record: Path, identity: dict[str, str | int]) -> str | No
     return digest if known == identity else None
 
 
-def _write_atomically(path: Path, text: str) -> None:
+def write_atomically(path: Path, text: str) -> None:
+    """Writes a file that other processes see whole or not at all; makes its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f"{path.name}.{os.getpid()}")
     unfinished.write_text(text, encoding="utf-8")

@@ -16,6 +16,7 @@ from impl.engine.cpu_kernels import Quantization
 from impl.engine.emulated_model import EmulatedModel, Latency
 from impl.engine.language_model import LanguageModel
 from impl.engine.loader import load_transformer, model_size, read_config
+from impl.engine.synthetic_model import Coin, SyntheticModel
 
 if TYPE_CHECKING:
     from impl.engine.tensor_parallel.rank_group import RankGroup
@@ -61,6 +62,9 @@ class ModelSpec:
         device: where it runs, by its torch name.
         other_ranks: where the other processes run among which each of its layers is shared out;
             none where it is whole on `device`.
+        random: weights are made up, of the shape that the folder's config says; it has none. A
+            trimmed head keeps the lowest ids then.
+        coin: what decides which tokens target and draft agree on; None is their weights.
     """
 
     folder: Path
@@ -73,10 +77,14 @@ class ModelSpec:
     latency: Latency | None = None
     device: str = "cpu"
     other_ranks: tuple[RankPlace, ...] = ()
+    random: bool = False
+    coin: Coin | None = None
 
     def load(self) -> LanguageModel:
-        """Reads and packs the weights."""
+        """Reads, or makes up, and packs the weights."""
         model = self._load()
+        if self.coin is not None:
+            model = SyntheticModel(model, self.coin)
         return model if self.latency is None else EmulatedModel(model, self.latency)
 
     def _load(self) -> LanguageModel:
@@ -102,6 +110,7 @@ class ModelSpec:
             head_ids=self.head_ids(),
             operators=self._choose_operators().operators,
             group=group,
+            random=self.random,
         )
 
     def execution(self) -> Execution:
@@ -142,9 +151,13 @@ class ModelSpec:
         """Token id of each logit, ascending; None when no logit is dropped."""
         size = model_size(self.folder, "vocab_size")
         limit = min(size, self.vocab_limit or size)
-        if self.head_size:
+        ids = None
+        if self.head_size and self.random:
+            limit = min(limit, self.head_size)
+        elif self.head_size:
             from impl.engine.draft_vocab import draft_vocab
-        ids = draft_vocab(self.folder, self.head_size) if self.head_size else None
+
+            ids = draft_vocab(self.folder, self.head_size)
         if ids is None:
             return None if limit == size else torch.arange(limit)
         return ids[ids < limit]

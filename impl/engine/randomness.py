@@ -19,6 +19,7 @@ class Role(IntEnum):
 
     VERIFY = 0  # the target: acceptance, residual and bonus token
     DRAFT = 1  # the draft model
+    TEXT = 2  # what a synthetic acceptance makes up
 
 
 class RandomStream:

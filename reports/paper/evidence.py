@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.errors import UsageError
 from harness.fingerprint import differences
+from harness.labels import label
 from harness.metrics import CellData, split_cells
 from harness.plan import Cell
 from reports import provenance
@@ -46,6 +47,7 @@ class PaperEvidence:
 
     Attributes:
         pair, machine: names, for captions.
+        label: what of the runs is not real (`harness.labels`).
         cells: of all runs; one that several runs have is taken from the first of them.
         rounds: rows of rounds.parquet with the `temperature` of their cell, all runs.
         commands: the command of each run.
@@ -53,6 +55,7 @@ class PaperEvidence:
 
     pair: str
     machine: str
+    label: str | None
     cells: tuple[MeasuredCell, ...]
     rounds: pd.DataFrame
     commands: tuple[str, ...]
@@ -79,6 +82,7 @@ def gather(runs: Sequence[RunData]) -> PaperEvidence:
     return PaperEvidence(
         provenance.pair_name(manifest),
         provenance.machine_name(manifest),
+        label(manifest),
         tuple(cells.values()),
         pd.concat([_rounds(index, run) for index, run in enumerate(runs)], ignore_index=True),
         tuple(provenance.command(run.manifest) for run in runs),

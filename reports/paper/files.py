@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from harness.errors import StoreError
 from reports.csv_files import csv_text
-from reports.paper.evidence import gather
+from reports.paper.evidence import PaperEvidence, gather
 from reports.paper.figures import LeftOut, PaperFigure, paper_figures
 from reports.svg import inline_svg, save_png, standalone_svg, style
 from reports.templating import render_template, write_text
@@ -50,7 +50,7 @@ def write_paper(run_dirs: Sequence[Path], out: Path) -> Written:
     drawn = tuple(each for each in found if isinstance(each, PaperFigure))
     left_out = tuple(each for each in found if isinstance(each, LeftOut))
     with style():
-        charts = [(figure, _write(figure, evidence.where, out)) for figure in drawn]
+        charts = [(figure, _write(figure, evidence, out)) for figure in drawn]
     page = render_template(
         "paper.html.j2",
         title=f"The paper's figures: {evidence.where}",
@@ -61,14 +61,15 @@ def write_paper(run_dirs: Sequence[Path], out: Path) -> Written:
     return Written(write_text(out / "index.html", page), drawn, left_out)
 
 
-def _write(figure: PaperFigure, where: str, out: Path) -> str:
+def _write(figure: PaperFigure, evidence: PaperEvidence, out: Path) -> str:
     """Writes the three files; the chart for the page."""
-    words = f"{figure.caption} Measured with {where}."
+    words = f"{figure.caption} Measured with {evidence.where}."
     chart = figure.draw()
     on_page = inline_svg(chart, figure.key, figure.title, words)
     alone = standalone_svg(chart, figure.key, figure.title, words)
     write_text(out / f"{figure.key}.svg", alone)
-    write_text(out / f"{figure.key}.csv", csv_text(figure.table))
+    table = figure.table.assign(label=evidence.label) if evidence.label else figure.table
+    write_text(out / f"{figure.key}.csv", csv_text(table))
     try:
         save_png(chart, out / f"{figure.key}.png")
     except OSError as error:

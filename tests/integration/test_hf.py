@@ -8,8 +8,10 @@ from fixed_logits import Pair, decode, emitted
 
 from baselines.hf import TransformersDecoder, TransformersOptions
 from harness.decoder import FinishReason, Request, SamplingParams, SpanKind
+from harness.decoder_pool import Method
 from harness.errors import ModelError, RequestError, UsageError
 from harness.registry import decoder_options
+from harness.tuning.search import candidates
 from impl.engine.models import Models, ModelSpec
 
 TINY = Path(__file__).parents[2] / "harness" / "tiny"
@@ -140,3 +142,13 @@ def test_an_error_inside_generate_ends_the_step(models):
     with pytest.raises(ValueError, match="broken inside"):
         decoder.step()
     decoder.close()
+
+
+def test_assisted_generation_alone_has_something_to_tune():
+    plain = Method(TransformersDecoder, TransformersOptions())
+    assert plain.grid == {}
+    assisted = TransformersOptions(assisted=True)
+    found = candidates(Method(TransformersDecoder, assisted, frozenset({"assisted"})))
+    assert [point["lookahead"] for point in found] == [20, 2, 3, 4, 5, 6, 8]  # its default first
+    for point in found:
+        TransformersOptions.model_validate(assisted.model_dump() | point)

@@ -222,6 +222,7 @@ def test_a_whole_run_is_stored_and_shown(tmp_path: Path) -> None:
     assert decoder == {
         "options": {"lookahead": 2},
         "tuned": True,
+        "automatic": False,
         "tuned_options": [],
         "devices": 2,
         "own_kernels": False,

@@ -239,7 +239,12 @@ def test_each_setting_has_its_tuned_options_and_the_rest_the_runs_own() -> None:
 
 @pytest.mark.parametrize(
     ("decoder", "given", "tuned"),
-    [(OneToken, {}, None), (Waiting, {}, False), (Waiting, {"size": 2}, True)],
+    [
+        (OneToken, {}, None),
+        (Waiting, {}, False),
+        (Waiting, {"size": 2}, True),
+        (Waiting, {"note": "x"}, False),  # is no part of the grid
+    ],
 )
 def test_a_method_without_a_grid_has_nothing_to_tune(decoder: Any, given: Any, tuned: Any) -> None:
     method = Method(decoder, decoder.Options(**given), frozenset(given))

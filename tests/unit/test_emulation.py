@@ -9,10 +9,11 @@ import torch
 from harness.config import load
 from harness.errors import UsageError
 from harness.fingerprint import differences
+from harness.labels import emulated_devices
 from harness.preparation import check_methods, identity
 from harness.simulation.emulation import CONTEXT, device_count, latencies
 from harness.simulation.profile import load_profile
-from harness.summary import _machine_warnings, emulated_devices
+from harness.summary import _machine_warnings
 from harness.tuning.search import tune
 from impl.engine import emulated_model
 from impl.engine.emulated_model import EmulatedModel, Latency

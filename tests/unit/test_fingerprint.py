@@ -72,6 +72,13 @@ def test_environment_keeps_what_matters_and_no_secret():
     assert list(module._environment(variables)) == kept
 
 
+def test_a_variable_that_torch_gives_itself_is_no_difference(here):
+    own = {**here["environment"], "TORCHINDUCTOR_CACHE_DIR": "/tmp/torchinductor_me"}
+    assert machine_differences(here, {**here, "environment": own}) == []
+    chosen = {**here["environment"], "TORCHINDUCTOR_FREEZING": "1"}
+    assert len(machine_differences(here, {**here, "environment": chosen})) == 1
+
+
 def test_libraries_and_instruction_sets_are_told(here):
     from transformers import __version__ as transformers
 

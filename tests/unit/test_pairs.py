@@ -383,7 +383,7 @@ def test_pairs_of_ones_own(tmp_path):
         ("mine: {targt: {sources: []}}", 'unknown option "mine.targt": did you mean "mine.target"'),
         ("mine: 3", "mine: expected a mapping with target and draft"),
         ("[1]", "expected a mapping of pair names"),
-        ("mine: {target: {sources: []}}", r"mine\.target\.sources"),
+        ("mine: {target: {sources: []}}", r"mine\.target: sources: needs one"),
         ("{", "cannot be read"),
     ],
 )

@@ -42,6 +42,7 @@ def cell(method: str, dataset: str = "d", **fields: object) -> CellResult:
         "categories": {},
         "control": False,
         "untuned": False,
+        "automatic": False,
         "temperature": 0.0,
         "batch_size": 1,
     }

@@ -4,6 +4,7 @@ from dataclasses import replace
 import pytest
 from fake_decoding import EOS, decode, emit, one_token_rounds, stored
 
+from harness.commands.show import print_run
 from harness.decoder import FinishReason, Span, SpanKind
 from harness.plan import Cell
 from harness.store import RunStore, read_run
@@ -265,6 +266,23 @@ def test_warnings_say_what_a_reader_must_know(tmp_path):
         "mini at temperature 0: 1 of 2 outputs end in a loop, which flatters acceptance",
         "mini at temperature 0: 1 of 2 outputs were cut at max_new_tokens",
     ]
+
+
+def test_a_method_that_chooses_for_itself_is_automatic_not_untuned(tmp_path, capsys):
+    decoders = {
+        SD.id: {"options": {"lookahead": 4}, "tuned": False, "automatic": False},
+        SSD.id: {"options": {"lookahead": "auto"}, "tuned": False, "automatic": True},
+    }
+    found = summary(tmp_path, blockwise(SD), blockwise(SSD), decoders=decoders)
+    marks = {c["method"]: (c["untuned"], c["automatic"]) for c in found["cells"]}
+    assert marks == {"sd": (True, False), "ssd": (False, True)}
+    assert [w for w in found["warnings"] if "not tuned" in w] == [
+        "sd ran with default parameters, not tuned for this pair and machine"
+    ]
+    print_run(tmp_path / "run")
+    shown = capsys.readouterr().out
+    assert "sd (untuned)" in shown
+    assert "ssd (automatic)" in shown
 
 
 def test_a_clean_run_has_no_warnings(tmp_path):

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from baselines.sd import SpeculativeOptions
 from harness.config import RunConfig
 from harness.decoder import Decoder, DecoderOptions, TuningGrid
 from harness.decoder_pool import Method
@@ -23,6 +24,7 @@ from harness.tuning.choices import (
 )
 from harness.tuning.search import Rung, candidates, plan_rung, rungs
 from harness.tuning.usage import use_choices
+from impl.ssd.options import SaguaroOptions
 
 PAIR: dict[str, Any] = {
     "name": "tiny",
@@ -54,6 +56,14 @@ class Tunable(Decoder):
 
 class Plain(Decoder):
     pass
+
+
+def test_a_method_is_automatic_where_it_chooses_all_of_its_grid_itself():
+    assert SaguaroOptions().automatic
+    assert SaguaroOptions(build="all").automatic
+    assert not SaguaroOptions(budget=8).automatic
+    assert not SpeculativeOptions().automatic
+    assert not DecoderOptions().automatic  # there is nothing to choose
 
 
 def choice(**fields: Any) -> Choice:
