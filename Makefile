@@ -8,7 +8,7 @@ PYTHON ?= $(shell for python in python3 python3.11 python3.12 python3.13 python3
 	$$python -c '$(SUPPORTED)' 2>/dev/null && echo $$python && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv reproduce publish test check browser-test bench bench-ssd docker clean
+.PHONY: help venv reproduce publish test check browser-test bench bench-ssd bench-gpu docker clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -58,6 +58,9 @@ bench: $(INSTALLED)  ## time the engine beside the memory-bandwidth floor
 bench-ssd: $(INSTALLED)  ## SSD beside SD and AR, an hour; HARNESS_DATA_DIR=FOLDER for all datasets
 	$(BIN)/harness pairs pull qwen2.5-coder
 	$(BIN)/pytest tests/bench/test_ssd_speed.py -m 'not gpu' --benchmark-only -s
+
+bench-gpu:  ## time the engine on one GPU, 8 minutes; runs under any Python that has torch and transformers
+	PYTHONPATH=. $(firstword $(wildcard $(BIN)/python) $(PYTHON)) scripts/bench_gpu
 
 DEVICE ?= cpu
 
