@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness.errors import UsageError
-from harness.fingerprint import differences
+from harness.fingerprint import machine_differences
 from harness.labels import label
 from harness.metrics import CellData, split_cells
 from harness.plan import Cell
@@ -130,7 +130,7 @@ def _refuse_unlike(runs: Sequence[RunData]) -> None:
     first = runs[0].manifest
     for number, run in enumerate(runs[1:], start=2):
         machines = [each.get("fingerprint") or {} for each in (first, run.manifest)]
-        found = differences(*machines)
+        found = machine_differences(*machines)
         if provenance.pair_name(first) != provenance.pair_name(run.manifest):
             found = ["the pair", *found]
         if found:

@@ -183,6 +183,17 @@ def test_unlike_machines_are_refused(tmp_path: Path) -> None:
         write_paper(runs, tmp_path / "out")
 
 
+def test_runs_of_one_machine_at_another_load_go_together(tmp_path: Path) -> None:
+    loads = [
+        {"cpu": {"model": "CPU", "frequency_mhz": 2000 + i}, "load_average": i} for i in (0, 1)
+    ]
+    runs = [
+        read_run(write_run(tmp_path / method, [cell(method)], fingerprint=load))
+        for method, load in zip(("ar", "sd"), loads, strict=True)
+    ]
+    assert [each.figures.method for each in gather(runs).cells] == ["ar", "sd"]
+
+
 def test_hostile_names_are_inert(written: Written) -> None:
     page = Page(written.index)
     assert page.is_inert
