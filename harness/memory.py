@@ -1,8 +1,8 @@
 """How much memory a pair needs, worked out from its shape before anything is downloaded.
 
-A synchronous method drafts on the target's device, an asynchronous one on the draft's own. So the
-target's device holds both models, and the draft's device the draft once more; on a CPU both are
-the host's memory.
+A synchronous method drafts on the target's first device, an asynchronous one on the draft's own. So
+the target's first device holds both models, and the draft's device the draft once more; on a CPU
+both are the host's memory. Several devices have equal shares of a target, and its embedding each.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from harness.decoder import Placement
 from harness.errors import ModelError, UsageError
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+_HOST = "host"
 WORKING_BYTES = 1 << 30  # of a process beside weights and KV: PyTorch, activations, buffers
 
 
@@ -87,16 +89,22 @@ class ModelNeed:
         parameters: numbers stored.
         weight_bytes: in the pair's dtype; quantisation would take less.
         kv_bytes: for the context and batch asked for.
+        embedding_bytes: of the weights, what each of several devices has all of.
     """
 
     parameters: int
     weight_bytes: int
     kv_bytes: int
+    embedding_bytes: int = 0
 
     @property
     def bytes(self) -> int:
         """Weights and KV together."""
         return self.weight_bytes + self.kv_bytes
+
+    def share(self, devices: int) -> int:
+        """Bytes of weights and KV on each of so many devices, at most."""
+        return self.bytes if devices == 1 else self.embedding_bytes + -(-self.bytes // devices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,13 +134,16 @@ def model_need(shape: Shape, dtype: str, context: int, batch_size: int) -> Model
     if context < 1 or batch_size < 1:
         raise UsageError("context and batch size must be at least 1")
     parameters = shape.parameters
-    return ModelNeed(
-        parameters, parameters * DTYPE_BYTES[dtype], shape.kv_bytes(dtype, context * batch_size)
-    )
+    size = DTYPE_BYTES[dtype]
+    kv_bytes = shape.kv_bytes(dtype, context * batch_size)
+    return ModelNeed(parameters, parameters * size, kv_bytes, shape.vocab * shape.hidden * size)
 
 
 def device_needs(
-    target: ModelNeed, draft: ModelNeed | None, available: Mapping[str, int]
+    target: ModelNeed,
+    draft: ModelNeed | None,
+    available: Mapping[str, int],
+    placement: Placement | None = None,
 ) -> tuple[DeviceNeed, ...]:
     """What each device has to hold.
 
@@ -140,18 +151,39 @@ def device_needs(
         target: one copy of it.
         draft: one copy of it; None for a pair without.
         available: free bytes of each device, `host` among them; GPUs in order.
+        placement: which devices the models are on; None is the first GPU for the target and the
+            second for the draft, as far as there are any.
     """
-    gpus = [name for name in available if name != "host"]
-    on_target = target.bytes + (draft.bytes if draft else 0) + WORKING_BYTES
-    on_draft = draft.bytes + WORKING_BYTES if draft else 0
-    if len(gpus) > 1 and draft:
-        return (
-            DeviceNeed(gpus[0], "target and draft", on_target, available[gpus[0]]),
-            DeviceNeed(gpus[1], "draft", on_draft, available[gpus[1]]),
-        )
-    device = gpus[0] if gpus else "host"
-    holds = "target, and draft twice (with the target, in its own process)" if draft else "target"
-    return (DeviceNeed(device, holds, on_target + on_draft, available[device]),)
+    targets, own = _devices(available, placement)
+    holds: dict[str, list[str]] = {}
+    needs: dict[str, int] = {}
+
+    def put(device: str, what: str, size: int) -> None:
+        holds.setdefault(device, []).append(what)
+        needs[device] = needs.get(device, 0) + size
+
+    of = f" (one of {len(targets)} shares)" if len(targets) > 1 else ""
+    for device in targets:
+        put(device, f"target{of}", target.share(len(targets)) + WORKING_BYTES)
+    if draft:
+        put(targets[0], "draft", draft.bytes)
+        put(own, "draft in its own process", draft.bytes + WORKING_BYTES)
+    return tuple(
+        DeviceNeed(device, ", ".join(holds[device]), need, available.get(device, 0))
+        for device, need in needs.items()
+    )
+
+
+def _devices(
+    available: Mapping[str, int], placement: Placement | None
+) -> tuple[tuple[str, ...], str]:
+    """Of the target, and of the draft's process."""
+    if placement is None:
+        gpus = [name for name in available if name != _HOST] or [_HOST]
+        return (gpus[0],), gpus[min(1, len(gpus) - 1)]
+    names = (*placement.target_devices, placement.draft_device)
+    *targets, own = (_HOST if name == "cpu" else name for name in names)
+    return tuple(targets), own
 
 
 def available_memory() -> dict[str, int]:
@@ -159,7 +191,7 @@ def available_memory() -> dict[str, int]:
     import psutil
     import torch
 
-    free = {"host": min(psutil.virtual_memory().available, _container_limit())}
+    free = {_HOST: min(psutil.virtual_memory().available, _container_limit())}
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
             free[f"cuda:{index}"] = int(torch.cuda.mem_get_info(index)[0])

@@ -151,7 +151,7 @@ def prepare(
         resolved = resolve(pair, cache_dir, progress=progress.download)
     config = _fitted(config, resolved)
     if config.weights == "random":
-        check_memory(resolved, config.max_context, max(config.batch_sizes))
+        check_memory(resolved, config.max_context, max(config.batch_sizes), config.placement)
     eos = frozenset() if config.acceptance else loader.eos_token_ids(resolved.target.folder)
     prompts = stored or run_prompts.encode(
         config, prompt_sets, _models(config, resolved), eos, progress

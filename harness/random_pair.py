@@ -12,6 +12,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from harness.decoder import Placement
 from harness.errors import ModelError
 from harness.memory import (
     DTYPE_BYTES,
@@ -41,20 +42,21 @@ def make_up(pair: Pair, cache_dir: Path) -> ResolvedPair:
     )
 
 
-def check_memory(pair: ResolvedPair, context: int, batch_size: int) -> None:
+def check_memory(pair: ResolvedPair, context: int, batch_size: int, placement: Placement) -> None:
     """Raises `ModelError` unless the models fit what is free, before anything is allocated.
 
     Args:
         pair: what `make_up` gave.
         context: tokens of one sequence.
         batch_size: sequences at once.
+        placement: which devices the models are on.
     """
 
     def need_of(model: ResolvedModel) -> ModelNeed:
         return model_need(Shape.of_folder(model.folder), model.dtype, context, batch_size)
 
     draft = need_of(pair.draft) if pair.draft else None
-    for need in device_needs(need_of(pair.target), draft, available_memory()):
+    for need in device_needs(need_of(pair.target), draft, available_memory(), placement):
         if not need.fits:
             raise ModelError(
                 f"weights: {need.device} needs {need.need_bytes / 1e9:.1f} GB for {need.holds} of "

@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from harness.errors import UsageError
+
 if TYPE_CHECKING:
+    from harness.decoder import Placement
     from harness.memory import DeviceNeed, ModelNeed
     from harness.pairs import Model, Pair
 
@@ -90,10 +93,18 @@ def pull(name: str, cache_dir: Path | None, offline: bool, pairs_file: Path | No
 @click.argument("name")
 @click.option("--max-context", type=int, default=2048, help="Tokens of a sequence; 2048.")
 @click.option("--batch-size", type=int, default=1, help="Sequences decoded together; 1.")
+@click.option("--target-devices", help="Of the target: cpu, cuda:0 or cuda:0-3; a GPU if any.")
+@click.option("--draft-device", help="Of the draft worker: cpu or cuda:4; another GPU if any.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, for scripts.")
 @pairs_file_option
 def check(
-    name: str, max_context: int, batch_size: int, as_json: bool, pairs_file: Path | None
+    name: str,
+    max_context: int,
+    batch_size: int,
+    target_devices: str | None,
+    draft_device: str | None,
+    as_json: bool,
+    pairs_file: Path | None,
 ) -> int:
     """Say before any download whether a pair fits this machine's memory; exit 1 when not."""
     from harness.memory import available_memory, device_needs, model_need
@@ -105,7 +116,8 @@ def check(
         role: model_need(model.known_shape(), pair.dtype, max_context, batch_size)
         for role, model in pair.models.items()
     }
-    devices = device_needs(needs["target"], needs.get("draft"), available_memory())
+    where = _placement(target_devices, draft_device)
+    devices = device_needs(needs["target"], needs.get("draft"), available_memory(), where)
     fits = all(device.fits for device in devices)
     if as_json:
         told = {"max_context": max_context, "batch_size": batch_size, "dtype": pair.dtype}
@@ -113,6 +125,20 @@ def check(
     else:
         click.echo("\n".join(_check_lines(pair, needs, devices)))
     return 0 if fits else 1
+
+
+def _placement(target_devices: str | None, draft_device: str | None) -> Placement | None:
+    """Where the models are to be; None where nothing is said of it."""
+    from harness.decoder import Placement
+    from harness.devices import with_devices
+
+    named = {"target_devices": target_devices, "draft_device": draft_device}
+    if not any(named.values()):
+        return None
+    try:
+        return Placement(**with_devices({k: name for k, name in named.items() if name}))
+    except ValueError as error:
+        raise UsageError(str(error)) from error
 
 
 def _check_entry(

@@ -9,6 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from harness import memory, pairs, sources
 from harness.cli import cli
+from harness.decoder import Placement
 from harness.errors import ModelError, UsageError
 from harness.memory import ModelNeed, Shape, device_needs, model_need
 
@@ -81,6 +82,41 @@ def test_devices_hold_what_runs_on_them():
     assert (two.device, two.need_bytes, two.fits) == ("cuda:1", 2 * GB + work, False)
     (alone,) = device_needs(target, None, {"host": 12 * GB + work})
     assert (alone.need_bytes, alone.fits) == (12 * GB + work, True)
+
+
+def test_four_devices_share_a_target_and_one_has_the_draft():
+    target, draft = ModelNeed(0, 140 * GB, 4 * GB, 2 * GB), ModelNeed(0, 2 * GB, 1 * GB, GB)
+    where = Placement(target_devices=tuple(f"cuda:{i}" for i in range(4)), draft_device="cuda:4")
+    free = {"host": 0} | {f"cuda:{i}": 80 * GB for i in range(5)}
+    found = device_needs(target, draft, free, where)
+    work = memory.WORKING_BYTES
+    each = 36 * GB + 2 * GB + work  # a quarter of 144, and the embedding
+    assert [(one.device, one.need_bytes) for one in found] == [
+        ("cuda:0", each + 3 * GB),  # synchronous methods draft here
+        ("cuda:1", each),
+        ("cuda:2", each),
+        ("cuda:3", each),
+        ("cuda:4", 3 * GB + work),
+    ]
+    assert all(one.fits for one in found)
+    shared = Placement(target_devices=("cuda:0",), draft_device="cuda:0")
+    (one,) = device_needs(target, draft, free, shared)
+    assert (one.need_bytes, one.fits) == (144 * GB + 6 * GB + 2 * work, False)
+    gone = Placement(target_devices=("cuda:7",), draft_device="cpu")
+    assert [one.fits for one in device_needs(target, draft, free, gone)] == [False, False]
+
+
+def test_check_is_asked_for_a_placement(monkeypatch):
+    free = {"host": 0} | {f"cuda:{i}": 80 * GB for i in range(5)}
+    monkeypatch.setattr(memory, "available_memory", lambda: free)
+    asked = ["pairs", "check", "llama-3.1-70b"]
+    alone = CliRunner().invoke(cli, asked)
+    assert alone.exit_code == 1
+    assert "cuda:0  does not fit" in alone.stdout
+    where = ["--target-devices", "cuda:0-3", "--draft-device", "cuda:4"]
+    assert CliRunner().invoke(cli, [*asked, *where]).stdout.count("  fits: needs") == 5
+    wrong = CliRunner().invoke(cli, [*asked, "--target-devices", "cuda:3-0"])
+    assert "target_devices: cuda:3-0 counts down" in wrong.stderr
 
 
 @pytest.mark.parametrize(("free", "fits"), [(500 * GB, True), (100 * GB, False)])

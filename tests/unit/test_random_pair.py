@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from harness import pairs, random_pair
+from harness.decoder import Placement
 from harness.errors import ModelError
 from harness.random_pair import check_memory, make_up
 from impl.engine import loader
@@ -97,11 +98,11 @@ def test_memory_is_asked_for_before_anything_is_allocated(monkeypatch, tmp_path)
     found = make_up(pairs.find_pair("llama-3.1-70b"), tmp_path)  # 141 GB: nobody made them up
     monkeypatch.setattr(random_pair, "available_memory", lambda: {"host": 100 << 30})
     with pytest.raises(ModelError, match=r"weights: host needs 14\d\.\d GB .* 107\.4 GB free"):
-        check_memory(found, context=2048, batch_size=1)
+        check_memory(found, context=2048, batch_size=1, placement=Placement())
     monkeypatch.setattr(random_pair, "available_memory", lambda: {"host": 200 << 30})
-    check_memory(found, context=2048, batch_size=1)
+    check_memory(found, context=2048, batch_size=1, placement=Placement())
     with pytest.raises(ModelError, match="choose a smaller pair"):  # 0.33 MB of KV a token
-        check_memory(found, context=2048, batch_size=100)
+        check_memory(found, context=2048, batch_size=100, placement=Placement())
 
 
 def test_sizes_without_weights_are_no_pair_to_run(tmp_path):
