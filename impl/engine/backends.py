@@ -27,11 +27,7 @@ class KernelLinear:
         self.weight_bytes = packed.weight_bytes
 
     def __call__(
-        self,
-        x: torch.Tensor,
-        *,
-        norm: Norm | None = None,
-        residual: torch.Tensor | None = None,
+        self, x: torch.Tensor, *, norm: Norm | None = None, residual: torch.Tensor | None = None
     ) -> torch.Tensor:
         if norm is None:
             return self._packed(x, residual=residual)

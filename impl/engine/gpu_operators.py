@@ -13,10 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from impl.engine.architecture import Activation
-from impl.engine.operators import Linear, Norm, TorchLinear, TorchOperators, normalised
+from impl.engine.operators import (
+    AddedResidual,
+    Linear,
+    Norm,
+    TorchLinear,
+    TorchOperators,
+    gated,
+    normalised,
+)
 from impl.engine.padded_attention import Fuse, PaddedAttention, flash_attention
 
 _COMPILERS = ("cc", "gcc", "clang")  # Triton builds its launchers with one of these
@@ -26,18 +33,14 @@ class GpuLinear(TorchLinear):
     """A layer whose residual is added by the matrix product itself."""
 
     def __call__(
-        self,
-        x: torch.Tensor,
-        *,
-        norm: Norm | None = None,
-        residual: torch.Tensor | None = None,
+        self, x: torch.Tensor, *, norm: Norm | None = None, residual: torch.Tensor | None = None
     ) -> torch.Tensor:
         if residual is None or self.bias is not None:
             return super().__call__(x, norm=norm, residual=residual)
         return torch.addmm(residual, normalised(x, norm), self.weight.t())
 
 
-class GpuGated:
+class GpuGated(AddedResidual):
     """Gate and up projections as one layer, then activation(gate) * up in one kernel."""
 
     def __init__(self, gate_up: Linear, activation: Activation, fuse: Fuse) -> None:
@@ -46,15 +49,9 @@ class GpuGated:
         self._activation = activation
         self._combine = fuse(gated)
 
-    def __call__(
-        self,
-        x: torch.Tensor,
-        *,
-        norm: Norm | None = None,
-        residual: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        y = self._combine(self._gate_up(x, norm=norm), self._activation)
-        return y if residual is None else y + residual
+    def product(self, x: torch.Tensor, norm: Norm | None) -> torch.Tensor:
+        """See `AddedResidual`."""
+        return self._combine(self._gate_up(x, norm=norm), self._activation)
 
 
 class GpuOperators(TorchOperators):
@@ -78,12 +75,6 @@ class GpuOperators(TorchOperators):
     def gated(self, gate: torch.Tensor, up: torch.Tensor, activation: Activation) -> Linear:
         """See `Operators.gated`."""
         return GpuGated(self.linear(torch.cat((gate, up)), None), activation, self._fuse)
-
-
-def gated(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
-    """activation(gate) * up, of [N, 2 * inner] -> [N, inner]."""
-    gate, up = gate_up.chunk(2, dim=-1)
-    return (F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")) * up
 
 
 def cannot_compile() -> str | None:

@@ -8,6 +8,7 @@ reference of the others; on CPUs in bfloat16 it packs linear weights once for on
 
 from __future__ import annotations
 
+import abc
 from typing import NamedTuple, Protocol, cast
 
 import torch
@@ -51,11 +52,7 @@ class Linear(Protocol):
         """Bytes that one call reads of the weights."""
 
     def __call__(
-        self,
-        x: torch.Tensor,
-        *,
-        norm: Norm | None = None,
-        residual: torch.Tensor | None = None,
+        self, x: torch.Tensor, *, norm: Norm | None = None, residual: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Applies the layer; the norm comes first, the residual is added last."""
 
@@ -100,22 +97,32 @@ class Operators(Protocol):
         """
 
 
-class TorchLinear:
+class AddedResidual(abc.ABC):
+    """A `Linear` without a kernel of its own for the residual."""
+
+    weight_bytes: int
+
+    def __call__(
+        self, x: torch.Tensor, *, norm: Norm | None = None, residual: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        y = self.product(x, norm)
+        return y if residual is None else y + residual
+
+    @abc.abstractmethod
+    def product(self, x: torch.Tensor, norm: Norm | None) -> torch.Tensor:
+        """norm(x) W^T + b."""
+
+
+class TorchLinear(AddedResidual):
     """`torch.nn.functional.linear` on plain weights."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self.weight, self.bias = weight, bias
         self.weight_bytes = weight.numel() * weight.element_size()
 
-    def __call__(
-        self,
-        x: torch.Tensor,
-        *,
-        norm: Norm | None = None,
-        residual: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        y = F.linear(normalised(x, norm), self.weight, self.bias)
-        return y if residual is None else y + residual
+    def product(self, x: torch.Tensor, norm: Norm | None) -> torch.Tensor:
+        """See `AddedResidual`."""
+        return F.linear(normalised(x, norm), self.weight, self.bias)
 
 
 class OneDnnLinear:
@@ -127,11 +134,7 @@ class OneDnnLinear:
         self.bias = bias
 
     def __call__(
-        self,
-        x: torch.Tensor,
-        *,
-        norm: Norm | None = None,
-        residual: torch.Tensor | None = None,
+        self, x: torch.Tensor, *, norm: Norm | None = None, residual: torch.Tensor | None = None
     ) -> torch.Tensor:
         x = normalised(x, norm)
         if residual is None:
@@ -145,59 +148,40 @@ class OneDnnLinear:
         return cast("torch.Tensor", y)
 
 
-class Float32Result:
+class Float32Result(AddedResidual):
     """A layer whose results are widened to float32."""
 
     def __init__(self, linear: Linear) -> None:
         self.linear = linear
         self.weight_bytes = linear.weight_bytes
 
-    def __call__(
-        self,
-        x: torch.Tensor,
-        *,
-        norm: Norm | None = None,
-        residual: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        return self.linear(x, norm=norm, residual=residual).float()
+    def product(self, x: torch.Tensor, norm: Norm | None) -> torch.Tensor:
+        """See `AddedResidual`."""
+        return self.linear(x, norm=norm).float()
 
 
-class NormedResult:
+class NormedResult(AddedResidual):
     """A layer whose results are normalised before the residual is added."""
 
     def __init__(self, linear: Linear, norm: Norm) -> None:
         self.linear, self.norm = linear, norm
         self.weight_bytes = linear.weight_bytes
 
-    def __call__(
-        self,
-        x: torch.Tensor,
-        *,
-        norm: Norm | None = None,
-        residual: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        y = normalised(self.linear(x, norm=norm), self.norm)
-        return y if residual is None else y + residual
+    def product(self, x: torch.Tensor, norm: Norm | None) -> torch.Tensor:
+        """See `AddedResidual`."""
+        return normalised(self.linear(x, norm=norm), self.norm)
 
 
-class TorchGated:
+class TorchGated(AddedResidual):
     """Gate and up projections as one layer, then activation(gate) * up."""
 
     def __init__(self, gate_up: Linear, activation: Activation) -> None:
         self.gate_up, self.activation = gate_up, activation
         self.weight_bytes = gate_up.weight_bytes
 
-    def __call__(
-        self,
-        x: torch.Tensor,
-        *,
-        norm: Norm | None = None,
-        residual: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        gate, up = self.gate_up(x, norm=norm).chunk(2, dim=-1)
-        gate = F.silu(gate) if self.activation == "silu" else F.gelu(gate, approximate="tanh")
-        y = gate.mul_(up)
-        return y if residual is None else y + residual
+    def product(self, x: torch.Tensor, norm: Norm | None) -> torch.Tensor:
+        """See `AddedResidual`."""
+        return gated(self.gate_up(x, norm=norm), self.activation)
 
 
 class TorchOperators:
@@ -248,6 +232,13 @@ class TorchOperators:
             output[rows] = _attend(query[rows], memory, mask, how.scale)
             row += segment.count
         return output.view(len(output), -1)
+
+
+def gated(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
+    """activation(gate) * up, of [N, 2 * inner] -> [N, inner]."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    gate = F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
+    return gate.mul_(up)
 
 
 def normalised(x: torch.Tensor, norm: Norm | None) -> torch.Tensor:

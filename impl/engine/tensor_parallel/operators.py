@@ -7,7 +7,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel
 
 from impl.engine.architecture import Activation
 from impl.engine.kv_cache import KVCache
-from impl.engine.operators import Attention, Linear, Norm, Operators
+from impl.engine.operators import AddedResidual, Attention, Linear, Norm, Operators
 from impl.engine.tensor_parallel.rank_group import RankGroup
 from impl.engine.tensor_parallel.sharding import shard
 from impl.engine.token_batch import TokenBatch
@@ -21,32 +21,22 @@ class Summed:
         self.weight_bytes = linear.weight_bytes
 
     def __call__(
-        self,
-        x: torch.Tensor,
-        *,
-        norm: Norm | None = None,
-        residual: torch.Tensor | None = None,
+        self, x: torch.Tensor, *, norm: Norm | None = None, residual: torch.Tensor | None = None
     ) -> torch.Tensor:
         own = residual if self._group.rank == 0 else None
         return self._group.sum_(self._linear(x, norm=norm, residual=own))
 
 
-class Gathered:
+class Gathered(AddedResidual):
     """A column-wise layer whose results [N, out] the leader gets whole; others have their part."""
 
     def __init__(self, linear: Linear, group: RankGroup, out_features: int) -> None:
         self._linear, self._group, self._out_features = linear, group, out_features
         self.weight_bytes = linear.weight_bytes
 
-    def __call__(
-        self,
-        x: torch.Tensor,
-        *,
-        norm: Norm | None = None,
-        residual: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        y = self._group.gather_columns(self._linear(x, norm=norm))[:, : self._out_features]
-        return y if residual is None else y + residual
+    def product(self, x: torch.Tensor, norm: Norm | None) -> torch.Tensor:
+        """See `AddedResidual`."""
+        return self._group.gather_columns(self._linear(x, norm=norm))[:, : self._out_features]
 
 
 class RankOperators:
