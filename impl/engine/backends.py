@@ -35,14 +35,14 @@ class KernelLinear:
 
 
 class KernelOperators:
-    """Bfloat16 activations on AVX512, weights quantised or not; rows never affect each other."""
+    """Bfloat16 activations on AVX512 or AMX; rows never affect each other."""
 
     batch_invariant = True
 
     def __init__(self, kernels: CpuKernels, quantization: Quantization | None) -> None:
         self._kernels = kernels
         self._quantization = quantization
-        self.name = f"cpu-kernels-{quantization or 'bf16'}"
+        self.name = f"cpu-kernels-{'amx-' if kernels.amx else ''}{quantization or 'bf16'}"
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
         """See `Operators.linear`."""

@@ -1,4 +1,5 @@
-// Batch-invariant CPU kernels for decoding a few tokens at a time (AVX512 with BF16 and VNNI).
+// Batch-invariant CPU kernels for decoding a few tokens at a time (AVX512 with BF16 and VNNI, and AMX
+// where the compiler is told that the CPU has it).
 // Plain C ABI; `cpu_kernels.py` compiles, loads and wraps it.
 //
 // The floor. Decoding reads every weight once per pass, so a pass cannot be faster than weight bytes
@@ -20,6 +21,11 @@
 // Panels lie one behind the other, so a weight matrix is a single linear stream. Weights of 4 bits have
 // panels of their own and are unpacked on the way (`tile_int4`).
 //
+// With AMX, 16 steps of a panel are two of its tiles as they lie there, and so are 16 steps of up to 16
+// rows (`amx_tile`): a weight then serves 32 rows for the price of loading it, where a vector's dot
+// products cost more than memory beyond 6 rows. Integers add up to the same bits. Bfloat16 products are
+// added in another order, so AMX does them for every number of rows, or for none.
+//
 // Batch invariance. A result is one chain of additions along k in a fixed order, whatever the number
 // of rows, the tile it falls into or the thread that runs it; what follows a chain (`finish`, the
 // softmax) is compiled once and handles one row at a time. Attention walks blocks of 32 cells at fixed
@@ -27,6 +33,8 @@
 // fusing differently in different places. So a row's bits depend on that row only.
 
 #include <immintrin.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -48,8 +56,10 @@ using bf16 = uint16_t;
 constexpr int kLanes = 16;             // columns of one vector
 constexpr int kColumns = 2 * kLanes;   // columns of one panel
 constexpr int kStepBytes = 128;        // bytes of one step of a panel
-constexpr int kUnroll = 4;             // `steps` of a linear layer is a multiple of this
-constexpr int kMaxRows = 12;           // rows of one tile: 2 * 12 accumulators of the 32 registers
+constexpr int kUnroll = 4;             // steps of `tile` in one go
+constexpr int kAmxSteps = 16;          // steps of one AMX tile; `steps` of a linear layer is a multiple
+constexpr int kVectorRows = 12;        // rows of one `tile`: 2 * 12 accumulators of the 32 registers
+constexpr int kMaxRows = 32;           // rows of one `amx_tile`: 4 accumulators of the 8 AMX tiles
 constexpr int kGroup = 32;             // inputs that share an int4 scale; a step has two groups
 constexpr int kInt4BlockBytes = 640;   // 16 columns of an int4 step: 8 vectors of levels and 2 more
 constexpr int kInt4RowBytes = 68;      // a row's share of an int4 step: 64 int8, 2 bfloat16
@@ -257,6 +267,115 @@ void tile_int4(const char* x, int64_t x_stride, const char* panel, int64_t steps
   }
 }
 
+// ---------------------------------------------------------------------------------------------- AMX
+
+#ifdef __AMX_INT8__
+
+// Accumulators 0..3 ([row half][column half]) += rows 4 and 5 * weights 6 and 7: registers by number.
+struct Bf16Amx {
+  static void top() {
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+  }
+  static void bottom() {
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+  }
+};
+
+struct Int8Amx {  // rows unsigned, weights signed
+  static void top() {
+    _tile_dpbusd(0, 4, 6);
+    _tile_dpbusd(1, 4, 7);
+  }
+  static void bottom() {
+    _tile_dpbusd(2, 5, 6);
+    _tile_dpbusd(3, 5, 7);
+  }
+};
+
+// What `memory` points to is in memory: compilers do not see all that AMX instructions read.
+void written(const void* memory) { asm volatile("" ::"r"(memory) : "memory"); }
+
+thread_local int amx_rows = 0;  // that this thread's tiles are configured for
+
+void configure_amx(int rows) {
+  if (rows == amx_rows) return;
+  struct alignas(64) {
+    uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    uint16_t row_bytes[16] = {};
+    uint8_t rows[16] = {};
+  } config;
+  int half[2] = {std::min(rows, 16), std::max(rows - 16, 0)};
+  const int heights[8] = {half[0], half[0], half[1], half[1], half[0], half[1], 16, 16};
+  for (int i = 0; i < 8; ++i) {
+    config.rows[i] = heights[i];
+    config.row_bytes[i] = heights[i] ? 64 : 0;
+  }
+  written(&config);
+  _tile_loadconfig(&config);
+  amx_rows = rows;
+}
+
+// As `tile`; `steps` is a multiple of kAmxSteps. Leaves the thread's tiles configured (`AmxScope`).
+template <class T, int M>
+void amx_tile(const char* x, int64_t x_stride, const char* panel, int64_t steps, char* out,
+              int64_t out_stride, bool accumulate) {
+  constexpr bool both = M > 16;
+  char* below = out + 16 * out_stride;
+  written(x);
+  configure_amx(M);
+  if (accumulate) {
+    _tile_loadd(0, out, out_stride);
+    _tile_loadd(1, out + 64, out_stride);
+    if constexpr (both) {
+      _tile_loadd(2, below, out_stride);
+      _tile_loadd(3, below + 64, out_stride);
+    }
+  } else {
+    _tile_zero(0);
+    _tile_zero(1);
+    if constexpr (both) {
+      _tile_zero(2);
+      _tile_zero(3);
+    }
+  }
+  for (int64_t step = 0; step < steps; step += kAmxSteps) {
+    _tile_loadd(6, panel, kStepBytes);
+    _tile_loadd(7, panel + 64, kStepBytes);
+    _tile_loadd(4, x, x_stride);
+    T::top();
+    if constexpr (both) {
+      _tile_loadd(5, x + 16 * x_stride, x_stride);
+      T::bottom();
+    }
+    panel += kAmxSteps * kStepBytes;
+    x += 4 * kAmxSteps;
+  }
+  _tile_stored(0, out, out_stride);
+  _tile_stored(1, out + 64, out_stride);
+  if constexpr (both) {
+    _tile_stored(2, below, out_stride);
+    _tile_stored(3, below + 64, out_stride);
+  }
+}
+
+// Gives the thread's tiles back at the end: others use them too, and live ones slow task switches.
+struct AmxScope {
+  ~AmxScope() {
+    if (amx_rows) _tile_release();
+    amx_rows = 0;
+  }
+};
+
+#else
+
+struct AmxScope {
+  ~AmxScope() {}
+};
+
+#endif
+
 using Tile = void (*)(const char*, int64_t, const char*, int64_t, char*, int64_t, bool);
 
 template <size_t... I>
@@ -268,19 +387,38 @@ template <class T, size_t... I>
 constexpr std::array<Tile, sizeof...(I)> tiles(std::index_sequence<I...>) {
   return {tile<T, I + 1>...};
 }
-constexpr auto kBf16Tiles = tiles<Bf16>(std::make_index_sequence<kMaxRows>());
-constexpr auto kInt8Tiles = tiles<Int8>(std::make_index_sequence<kMaxRows>());
-constexpr auto kInt4Tiles = tiles_int4(std::make_index_sequence<kMaxRows>());
 
-// Calls body(first row, rows) for tiles of nearly equal size.
-template <class F>
-void for_tiles(int64_t rows, F body) {
-  int64_t count = (rows + kMaxRows - 1) / kMaxRows;
-  for (int64_t i = 0; i < count; ++i) {
-    int64_t begin = rows * i / count;
-    body(begin, rows * (i + 1) / count - begin);
-  }
+#ifdef __AMX_INT8__
+template <class T, size_t... I>
+constexpr std::array<Tile, sizeof...(I)> amx_tiles(std::index_sequence<I...>) {
+  return {amx_tile<T, I + 1>...};
 }
+constexpr auto kBf16Tiles = amx_tiles<Bf16Amx>(std::make_index_sequence<kMaxRows>());
+constexpr auto kInt8Tiles = amx_tiles<Int8Amx>(std::make_index_sequence<kMaxRows>());
+#else
+constexpr auto kBf16Tiles = tiles<Bf16>(std::make_index_sequence<kVectorRows>());
+constexpr auto kInt8Tiles = tiles<Int8>(std::make_index_sequence<kVectorRows>());
+#endif
+constexpr auto kInt4Tiles = tiles_int4(std::make_index_sequence<kVectorRows>());
+
+// The micro-kernels of one format for 1, 2, ... rows.
+struct Kernels {
+  const Tile* tiles;
+  int64_t most_rows;
+
+  template <size_t N>
+  Kernels(const std::array<Tile, N>& all) : tiles(all.data()), most_rows(N) {}
+
+  // Calls body(kernel, first row, rows) for tiles of nearly equal size.
+  template <class F>
+  void for_tiles(int64_t rows, F body) const {
+    int64_t count = (rows + most_rows - 1) / most_rows;
+    for (int64_t i = 0; i < count; ++i) {
+      int64_t begin = rows * i / count, size = rows * (i + 1) / count - begin;
+      body(tiles[size - 1], begin, size);
+    }
+  }
+};
 
 // ------------------------------------------------------------------------------------------ threads
 
@@ -417,8 +555,8 @@ struct Step {
 };
 
 const Step& step_of(const Linear& l) {
-  static constexpr Step kSteps[] = {{2, 4, kStepBytes, kUnroll},
-                                    {4, 4, kStepBytes, kUnroll},
+  static constexpr Step kSteps[] = {{2, 4, kStepBytes, kAmxSteps},
+                                    {4, 4, kStepBytes, kAmxSteps},
                                     {2 * kGroup, kInt4RowBytes, 2 * kInt4BlockBytes, 1}};
   return kSteps[l.format];
 }
@@ -595,8 +733,9 @@ void pack_int4_block(const Block& b, int64_t steps, char* out) {
 // Quantises a block of bfloat16 rows to int8, packs it, and writes the offsets and scales.
 void pack_int8_block(const Block& b, int64_t steps, char* panel, char* tail) {
   thread_local Scratch scratch;
-  int64_t width = 4 * steps;  // a multiple of 16
+  int64_t width = 4 * steps;
   char* rows = scratch.get<char>(kLanes * width);
+  std::memset(rows, 0, kLanes * width);
   alignas(64) int32_t offset[kLanes] = {};
   alignas(64) float scale[kLanes] = {};
   for (int64_t i = 0; i < b.count; ++i) {
@@ -793,10 +932,9 @@ void attend(const Attention& a, const QueryTile& t, const HeadNorms& norms, cons
       pack_block({(const char*)(source + kLanes * b * width), cells - kLanes * b, 2 * width, 2 * width},
                  width / 2, panels + 64 * b);
     pack_values(source + a.value_offset, cells, width, value_panels);
-    for_tiles(t.count, [&](int64_t row, int64_t count) {
+    Kernels(kBf16Tiles).for_tiles(t.count, [&](Tile kernel, int64_t row, int64_t count) {
       alignas(64) float scores[kMaxRows][kCells];
       alignas(64) bf16 weights[kMaxRows][kCells];
-      Tile kernel = kBf16Tiles[count - 1];
       kernel((const char*)(query + row * width), 2 * width, panels, width / 2, (char*)scores,
              sizeof(scores[0]), false);
       for (int64_t i = 0; i < count; ++i) {
@@ -823,6 +961,16 @@ void attend(const Attention& a, const QueryTile& t, const HeadNorms& norms, cons
 }  // namespace
 
 extern "C" {
+
+// Asks Linux for the use of AMX, once in a process and before its first call here; 0 when refused.
+int64_t permit_amx() {
+#ifdef __AMX_INT8__
+  constexpr int kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM of <asm/prctl.h>
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+  return 1;
+#endif
+}
 
 // Fills in `steps`, `panels` and `panel_bytes` from the other fields.
 void lay_out(Linear* l) {
@@ -865,15 +1013,17 @@ void linear(const Linear* l, const bf16* x, int64_t rows, int64_t x_stride, cons
             double eps, const bf16* residual, int64_t residual_stride, char* out, int64_t out_stride,
             int64_t threads) {
   Activations a = prepare(*l, x, rows, x_stride, norm_weight, eps);
-  const auto& kernels =
-      l->format == kInt4 ? kInt4Tiles : l->format == kInt8 ? kInt8Tiles : kBf16Tiles;
+  Kernels kernels = l->format == kInt4   ? Kernels(kInt4Tiles)
+                    : l->format == kInt8 ? Kernels(kInt8Tiles)
+                                         : Kernels(kBf16Tiles);
   int64_t out_bytes = out_stride * (l->float_out ? 4 : 2);
   parallel(l->panels, threads, [&](int64_t begin, int64_t end) {
+    AmxScope scope;
     alignas(64) char acc[kMaxRows * kStepBytes];
     for (int64_t p = begin; p < end; ++p) {
       const char* panel = l->weight + p * l->panel_bytes;
-      for_tiles(rows, [&](int64_t row, int64_t count) {
-        kernels[count - 1](a.data + row * a.stride, a.stride, panel, l->steps, acc, kStepBytes, false);
+      kernels.for_tiles(rows, [&](Tile kernel, int64_t row, int64_t count) {
+        kernel(a.data + row * a.stride, a.stride, panel, l->steps, acc, kStepBytes, false);
         for (int64_t i = 0; i < count; ++i)
           finish(*l, p, acc + i * kStepBytes, a.scale ? a.scale[row + i] : 0.f,
                  residual ? residual + (row + i) * residual_stride : nullptr,
@@ -907,6 +1057,7 @@ void attention(const Attention* a, const HeadNorms* norms, const bf16* qkv, int6
         tiles.push_back({&s, h, row, std::min<int64_t>(kQueryRows, rows - row)});
   }
   parallel(tiles.size(), threads, [&](int64_t begin, int64_t end) {
+    AmxScope scope;
     for (int64_t i = begin; i < end; ++i)
       attend(*a, tiles[i], *norms, qkv, keys(*tiles[i].segment), out);
   });

@@ -3,7 +3,8 @@
 `cpu_kernels.cpp` holds the kernels and says how they work. Results are bfloat16 (accumulated in
 float32), and a row's bits do not depend on the other rows of the call, so that verifying several
 tokens at once gives exactly what decoding them one by one gives. They need a C++ compiler and a CPU
-with AVX512 (BF16 and VNNI); without, `CpuKernels.load` returns None and says why.
+with AVX512 (BF16 and VNNI); without, `CpuKernels.load` returns None and says why. Where the CPU has
+AMX they use it, which changes the bits of bfloat16 layers and attention (`CpuKernels.amx`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -29,10 +31,8 @@ _log = logging.getLogger(__name__)
 
 _SOURCE = Path(__file__).with_suffix(".cpp")
 _FEATURES = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx512_vnni", "fma")
-_FLAGS = (
-    "-O3", "-std=c++20", "-shared", "-fPIC", "-pthread", "-ffp-contract=off",
-    *(f"-m{feature.replace('512_', '512')}" for feature in _FEATURES),
-)  # fmt: skip
+_AMX_FEATURES = ("amx_tile", "amx_bf16", "amx_int8")  # all or none
+_FLAGS = ("-O3", "-std=c++20", "-shared", "-fPIC", "-pthread", "-ffp-contract=off")
 _HUGE_PAGE = 2 << 20
 _FORMATS = {None: 0, "int8": 1, "int4": 2}  # `Format` of the C++ source
 
@@ -87,14 +87,21 @@ class _HeadNorms(ctypes.Structure):
     )  # fmt: skip
 
 
-def _missing_features(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:
-    """The CPU features the kernels need and this machine lacks."""
+def _missing_features(
+    needed: Sequence[str] = _FEATURES, cpuinfo: Path = Path("/proc/cpuinfo")
+) -> list[str]:
+    """The needed CPU features that this machine lacks."""
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     flags = next((line.split(":")[1].split() for line in lines if line.startswith("flags")), [])
-    return [feature for feature in _FEATURES if feature not in flags]
+    return [feature for feature in needed if feature not in flags]
 
 
-def _build(cache_dir: Path) -> Path:
+def _option(feature: str) -> str:
+    """The compiler's option for a feature as /proc/cpuinfo spells it."""
+    return f"-m{feature.replace('512_', '512').replace('amx_', 'amx-')}"
+
+
+def _build(cache_dir: Path, amx: bool) -> Path:
     """Compiles the source into `cache_dir` unless it is there; returns the shared library.
 
     Raises:
@@ -106,7 +113,8 @@ def _build(cache_dir: Path) -> Path:
     if compiler is None:
         raise KernelsUnavailableError("no C++ compiler: neither g++ nor clang++ is on the PATH")
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
-    key = hashlib.sha256("\0".join((_SOURCE.read_text(), version, *_FLAGS)).encode()).hexdigest()
+    flags = (*_FLAGS, *map(_option, (*_FEATURES, *(_AMX_FEATURES if amx else ()))))
+    key = hashlib.sha256("\0".join((_SOURCE.read_text(), version, *flags)).encode()).hexdigest()
     library = cache_dir / f"cpu_kernels-{key[:16]}.so"
     if library.exists():
         return library
@@ -114,7 +122,7 @@ def _build(cache_dir: Path) -> Path:
         cache_dir.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache_dir) as scratch:
             built = Path(scratch) / library.name
-            command = [compiler, *_FLAGS, str(_SOURCE), "-o", str(built)]
+            command = [compiler, *flags, str(_SOURCE), "-o", str(built)]
             done = subprocess.run(command, capture_output=True, text=True)
             if done.returncode:
                 raise KernelsUnavailableError(f"{' '.join(command)} failed:\n{done.stderr}")
@@ -143,7 +151,24 @@ def _bind(path: Path) -> ctypes.CDLL:
     for name, types in arguments.items():
         function = getattr(library, name)
         function.argtypes, function.restype = types, None
+    library.permit_amx.argtypes, library.permit_amx.restype = (), integer
+    if not library.permit_amx():
+        raise KernelsUnavailableError(f"{path}: the system refuses the use of AMX")
     return library
+
+
+def _open(cache_dir: Path, amx: bool) -> tuple[ctypes.CDLL, bool]:
+    """The library, and whether it uses AMX: where that is wanted, and can be built and run.
+
+    Raises:
+        KernelsUnavailableError: not even without AMX.
+    """
+    if amx and not _missing_features(_AMX_FEATURES):
+        try:
+            return _bind(_build(cache_dir, amx=True)), True
+        except KernelsUnavailableError as error:  # an old compiler, or a system that refuses
+            _log.info("AMX unavailable: %s", error)
+    return _bind(_build(cache_dir, amx=False)), False
 
 
 def _huge_page_bytes(size: int) -> torch.Tensor:
@@ -301,28 +326,37 @@ class _AttentionPlan:
 
 
 class CpuKernels:
-    """The compiled kernels. See the module's docstring."""
+    """The compiled kernels. See the module's docstring.
 
-    def __init__(self, library: ctypes.CDLL, threads: int | None) -> None:
+    Attributes:
+        amx: whether they use AMX.
+        threads: of every call; None is as many as PyTorch has.
+    """
+
+    def __init__(self, library: ctypes.CDLL, amx: bool, threads: int | None) -> None:
         self._library = library
+        self.amx = amx
         self._plan: _AttentionPlan | None = None
         self._no_norms = _HeadNorms()
         self.threads = threads
 
     @classmethod
-    def load(cls, cache_dir: Path, threads: int | None = 1) -> CpuKernels | None:
+    def load(
+        cls, cache_dir: Path, threads: int | None = 1, *, amx: bool = True
+    ) -> CpuKernels | None:
         """Builds the kernels into `cache_dir` if need be and loads them.
 
         Args:
             cache_dir: where the library is kept, named by source, compiler and flags.
             threads: threads of every call; 1 uses the calling thread only, None as many as PyTorch
                 has at the call.
+            amx: use AMX where the CPU, the compiler and the system offer it.
 
         Returns:
             None (and a log line with the reason) on a machine that cannot build or run them.
         """
         try:
-            return cls(_bind(_build(cache_dir)), threads)
+            return cls(*_open(cache_dir, amx), threads)
         except KernelsUnavailableError as error:
             _log.info("CPU kernels unavailable: %s", error)
             return None
@@ -331,7 +365,7 @@ class CpuKernels:
     def unavailable_reason(cache_dir: Path) -> str | None:
         """Why `load` returns None, or None when it does not."""
         try:
-            _bind(_build(cache_dir))
+            _open(cache_dir, amx=True)
         except KernelsUnavailableError as error:
             return str(error)
         return None

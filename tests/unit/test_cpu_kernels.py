@@ -19,7 +19,7 @@ from impl.engine.token_batch import Segment, TokenBatch
 
 UNIT = 2.0**-8
 QUANTIZATIONS: tuple[Quantization | None, ...] = (None, "int8", "int4")
-ROWS = (*range(1, 18), 40)
+ROWS = (*range(1, 18), 31, 32, 33, 40)
 # out, in: whole blocks; neither out nor in whole; SmolLM2-135M qkv; Qwen2.5-0.5B down.
 SHAPES = ((64, 64), (37, 51), (960, 576), (896, 4864))
 
@@ -29,17 +29,19 @@ def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("kernels")
 
 
-@pytest.fixture(scope="module")
-def kernels(cache_dir: Path) -> CpuKernels:
-    loaded = CpuKernels.load(cache_dir)
+@pytest.fixture(scope="module", params=[False, True], ids=["avx512", "amx"])
+def kernels(cache_dir: Path, request: pytest.FixtureRequest) -> CpuKernels:
+    loaded = CpuKernels.load(cache_dir, amx=request.param)
     if loaded is None:
         pytest.skip(f"{CpuKernels.unavailable_reason(cache_dir)}")
+    if loaded.amx != request.param:
+        pytest.skip("no AMX here: of the CPU, the compiler or the system")
     return loaded
 
 
 @pytest.fixture(scope="module")
 def two_threads(kernels: CpuKernels, cache_dir: Path) -> CpuKernels:
-    loaded = CpuKernels.load(cache_dir, threads=2)
+    loaded = CpuKernels.load(cache_dir, threads=2, amx=kernels.amx)
     assert loaded is not None
     return loaded
 
@@ -275,11 +277,27 @@ def test_a_row_has_the_same_bits_in_every_batch(
             assert torch.equal(y, alone[tail]), f"{rows} rows"
 
 
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_quantised_layers_have_the_same_bits_with_and_without_amx(
+    kernels: CpuKernels, cache_dir: Path, quantization: Quantization
+) -> None:
+    vectors = CpuKernels.load(cache_dir, amx=False)
+    assert vectors is not None
+    for out_features, in_features in SHAPES:
+        layers = [
+            build(each, False, quantization, out_features, in_features)
+            for each in (kernels, vectors)
+        ]
+        for rows in ROWS:
+            x = normal(rows, in_features)
+            assert torch.equal(layers[0](x), layers[1](x)), f"{in_features} inputs, {rows} rows"
+
+
 @pytest.mark.parametrize("quantization", QUANTIZATIONS)
 def test_threads_follow_pytorchs_and_change_no_bit(
     kernels: CpuKernels, cache_dir: Path, quantization: Quantization | None
 ) -> None:
-    following = CpuKernels.load(cache_dir, threads=None)
+    following = CpuKernels.load(cache_dir, threads=None, amx=kernels.amx)
     assert following is not None
     x, before = normal(5, 576), torch.get_num_threads()
     layer = build(following, False, quantization, 960, 576)
@@ -551,15 +569,31 @@ def test_cells_beyond_the_slot_are_refused(kernels: CpuKernels) -> None:
 def test_a_second_load_compiles_nothing(
     kernels: CpuKernels, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    before = set(cache_dir.iterdir())
     monkeypatch.setattr(cpu_kernels.tempfile, "TemporaryDirectory", None)
-    assert CpuKernels.load(cache_dir) is not None
-    assert len(list(cache_dir.iterdir())) == 1
+    assert CpuKernels.load(cache_dir, amx=kernels.amx) is not None
+    assert set(cache_dir.iterdir()) == before
+
+
+def test_without_the_use_of_amx_there_are_vectors(
+    kernels: CpuKernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without(cache_dir: Path, amx: bool) -> Path:
+        if amx:
+            raise cpu_kernels.KernelsUnavailableError("unknown option -mamx-tile")
+        return build_library(cache_dir, amx)
+
+    build_library = cpu_kernels._build
+    monkeypatch.setattr(cpu_kernels, "_build", without)
+    loaded = CpuKernels.load(tmp_path)
+    assert loaded is not None
+    assert not loaded.amx
 
 
 def test_no_compiler_is_a_reason_not_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu_kernels, "_missing_features", list)
+    monkeypatch.setattr(cpu_kernels, "_missing_features", lambda *_: [])
     monkeypatch.setattr(cpu_kernels.shutil, "which", lambda _: None)
     assert CpuKernels.load(tmp_path) is None
     assert "no C++ compiler" in (CpuKernels.unavailable_reason(tmp_path) or "")
@@ -568,8 +602,9 @@ def test_no_compiler_is_a_reason_not_an_error(
 def test_missing_cpu_features_are_named(tmp_path: Path) -> None:
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text("processor : 0\nflags : fpu avx2 fma avx512f avx512bw avx512dq avx512vl\n")
-    assert cpu_kernels._missing_features(cpuinfo) == ["avx512_bf16", "avx512_vnni"]
-    assert cpu_kernels._missing_features(tmp_path / "absent")[0] == "avx512f"
+    needed = ("fma", "avx512_bf16", "avx512_vnni")
+    assert cpu_kernels._missing_features(needed, cpuinfo) == ["avx512_bf16", "avx512_vnni"]
+    assert cpu_kernels._missing_features(needed, tmp_path / "absent")[0] == "fma"
 
 
 def test_failed_compilation_is_a_reason(
