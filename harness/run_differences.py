@@ -21,7 +21,7 @@ _PROMPT_FIELDS = ("raw", "system")
 
 
 class ComparedRun(NamedTuple):
-    """One of the two: what it is called, its manifest and its cells."""
+    """One of the runs: what it is called, its manifest and its cells."""
 
     name: str
     manifest: Mapping[str, Any]
@@ -66,6 +66,12 @@ def machine_differences(base: ComparedRun, new: ComparedRun) -> list[str]:
 
 def run_differences(base: ComparedRun, new: ComparedRun) -> Iterable[str]:
     """What one run has and the other has not, and what the same names stand for in each."""
+    yield from plan_differences(base, new)
+    yield from software_differences(base, new)
+
+
+def plan_differences(base: ComparedRun, new: ComparedRun) -> Iterable[str]:
+    """In what was measured: cells, settings, weights, options and prompts, a line each."""
     for here, there in ((base, new), (new, base)):
         for cell in here.cells:
             if cell not in there.cells:
@@ -78,10 +84,16 @@ def run_differences(base: ComparedRun, new: ComparedRun) -> Iterable[str]:
             yield f"the {model}'s weights"
     yield from _option_differences(base, new)
     yield from _prompt_differences(base, new)
+
+
+def software_differences(base: ComparedRun, new: ComparedRun) -> Iterable[str]:
+    """In what measured it: revision and packages, a line each."""
     git = [run.manifest.get("git", {}).get("revision") for run in (base, new)]
     if git[0] != git[1]:
         yield f"revision: {git[0]} and {git[1]}"
-    yield from _package_differences(base, new)
+    changed = differences(base.manifest.get("packages", {}), new.manifest.get("packages", {}))
+    if changed:
+        yield f"packages: {changed[0]}{and_more(changed)}"
 
 
 def _option_differences(base: ComparedRun, new: ComparedRun) -> Iterable[str]:
@@ -96,7 +108,7 @@ def _prompt_differences(base: ComparedRun, new: ComparedRun) -> Iterable[str]:
     for dataset in dict.fromkeys(cell.dataset for cell in base.cells if cell in new.cells):
         before, after = (_prompt_indices(run, dataset) for run in (base, new))
         if not same_prompts(base, new, dataset):
-            yield f"{dataset}: other prompts in each run; their cells are compared unpaired"
+            yield f"{dataset}: other prompts in each run, so its cells do not pair"
         elif before != after:
             count = len(before & after)
             yield f"{dataset}: {count} prompts in common, of {len(before)} and {len(after)}"
@@ -105,12 +117,6 @@ def _prompt_differences(base: ComparedRun, new: ComparedRun) -> Iterable[str]:
 def _prompt_indices(run: ComparedRun, dataset: str) -> set[int]:
     own = [data for cell, data in run.cells.items() if cell.dataset == dataset]
     return {int(index) for data in own for index in data.requests["prompt_index"]}
-
-
-def _package_differences(base: ComparedRun, new: ComparedRun) -> Iterable[str]:
-    changed = differences(base.manifest.get("packages", {}), new.manifest.get("packages", {}))
-    if changed:
-        yield f"packages: {changed[0]}{and_more(changed)}"
 
 
 def and_more(lines: Sequence[str]) -> str:

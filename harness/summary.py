@@ -51,7 +51,7 @@ def _cell(data: CellData, by_cell: Mapping[Cell, CellData], run: RunData) -> dic
     decoder = manifest.get("decoders", {}).get(cell.id, {})
     devices, diagnostics = decoder.get("devices"), decoder.get("diagnostics", {})
     degraded = diagnostics.get("degraded")
-    others = () if degraded else _baselines(cell)
+    others = () if degraded else baselines_of(cell)
     baselines = [by_cell[other] for other in others if other in by_cell]
     prediction, slowdown = predict_cell(data.rounds), contention(diagnostics)
     emulated = emulated_devices(manifest)
@@ -84,7 +84,8 @@ def placement_convention(manifest: Mapping[str, Any]) -> str:
     return str(placement.get("convention", "equal-target"))  # runs from before there was another
 
 
-def _baselines(cell: Cell) -> Iterable[Cell]:
+def baselines_of(cell: Cell) -> Iterable[Cell]:
+    """The cells that a cell's speedups are over, where a run has them."""
     for method in BASELINES[:1] if cell.control else BASELINES:
         other = Cell(method, cell.dataset, cell.temperature, cell.batch_size)
         if other != cell:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from harness.messages import markdown
-from harness.summary_lines import COLUMNS, TEXTS, Group, energy_line, groups, notes, row
+from harness.summary_lines import COLUMNS, TEXTS, energy_line, groups, notes, row
 
 
 def as_markdown(run: str, summary: Mapping[str, Any]) -> str:
@@ -19,7 +19,7 @@ def as_markdown(run: str, summary: Mapping[str, Any]) -> str:
     lines = [f"### {markdown(run)}", ""]
     lines += [f"> warning: {markdown(warning)}  " for warning in summary["warnings"]]
     for group in groups(summary):
-        lines += ["", *_table(group)]
+        lines += ["", *table_lines(group.title, COLUMNS, map(row, group.cells))]
     checks = (
         f"{check['status']} {check['name']}: {check['detail']}" for check in summary["checks"]
     )
@@ -29,12 +29,13 @@ def as_markdown(run: str, summary: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _table(group: Group) -> Iterator[str]:
-    yield f"**{markdown(group.title)}**"
+def table_lines(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """A table under its title; columns of text are set left."""
+    yield f"**{markdown(title)}**"
     yield ""
-    yield _line(COLUMNS)
-    yield _line(["---" if column in TEXTS else "--:" for column in COLUMNS])
-    yield from (_line(list(map(markdown, row(cell)))) for cell in group.cells)
+    yield _line(columns)
+    yield _line(["---" if column in TEXTS else "--:" for column in columns])
+    yield from (_line(list(map(markdown, entries))) for entries in rows)
 
 
 def _line(entries: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from harness.statistics import CONFIDENCE, Estimate
+from harness.statistics import CONFIDENCE, Estimate, log_influence, student
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,9 +23,8 @@ def product_of_ratios(above: Sequence[ArrayLike], below: Sequence[ArrayLike]) ->
     """The product of the totals of `above` over that of the totals of `below`.
 
     The interval is the delta method's on the logarithm, Student's t with n - 1 degrees of freedom:
-    each prompt's influence is the sum of x_i / mean(x) over `above` less that over `below`
-    (Cochran, Sampling Techniques, 6.3). A throughput is tokens over time; a speedup is baseline
-    time and method tokens over baseline tokens and method time.
+    over the prompts' influences (`harness.statistics.log_influence`). A throughput is tokens over
+    time; a speedup is baseline time and method tokens over baseline tokens and method time.
 
     Args:
         above: arrays of shape (prompts,), none negative.
@@ -39,9 +38,8 @@ def product_of_ratios(above: Sequence[ArrayLike], below: Sequence[ArrayLike]) ->
     value = float(np.prod(totals[: len(above)]) / np.prod(totals[len(above) :]))
     if n == 1:
         return Estimate(value, None, None, 1)
-    influence = sum((x / x.mean() for x in numerators), start=np.zeros(n))
-    influence = influence - sum((x / x.mean() for x in denominators), start=np.zeros(n))
-    reach = _student(n - 1) * float(influence.std(ddof=1)) / n**0.5
+    influences = log_influence(numerators, denominators)
+    reach = student(n - 1) * float(influences.std(ddof=1)) / n**0.5
     return Estimate(value, value * float(np.exp(-reach)), value * float(np.exp(reach)), n)
 
 
@@ -74,13 +72,6 @@ def median(values: ArrayLike) -> Estimate:
     if rank == 0:
         return Estimate(value, None, None, n)
     return Estimate(value, float(ordered[rank - 1]), float(ordered[n - rank]), n)
-
-
-@cache
-def _student(degrees: int) -> float:
-    from scipy.stats import t
-
-    return float(t.ppf((1 + CONFIDENCE) / 2, degrees))
 
 
 @cache

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.metrics import split_cells
 from harness.summary import placement_convention
-from reports import prediction, provenance, tables, tuning, verdict
+from reports import prediction, provenance, repeated, tables, tuning, verdict
 from reports.checks import CheckView, check_views
 from reports.colours import method_styles
 from reports.downloads import ROOM, Download, downloads
@@ -80,8 +80,16 @@ def render(runs: Sequence[RunData]) -> str:
     """The page as HTML; the same runs always give the same page."""
     room = ROOM // len(runs)
     views = [_view(f"run-{index}", run, room) for index, run in enumerate(runs, start=1)]
-    title = views[0].title if len(views) == 1 else f"{len(views)} benchmark runs"
-    return render_template("page.html.j2", title=title, runs=views, warnings=_unlike_machines(runs))
+    if len(views) == 1:
+        return render_template("page.html.j2", title=views[0].title, runs=views)
+    unlike, together = _unlike_machines(runs), repeated.view(runs)
+    return render_template(
+        "page.html.j2",
+        title=f"{len(views)} benchmark runs",
+        runs=views,
+        warnings=unlike or together.warnings,
+        together=together,
+    )
 
 
 def _view(key: str, run: RunData, room: int) -> RunView:

@@ -15,7 +15,10 @@ import click
     help="The page to write; by default report.html in the first run directory.",
 )
 def report(runs: tuple[Path, ...], out: Path | None) -> None:
-    """Write an HTML report of one or more run directories."""
+    """Write an HTML report of one or more run directories.
+
+    Runs of one plan on one machine are also taken together, as `harness show` does.
+    """
     from reports.page import build
 
     click.echo(build(runs, out or runs[0] / "report.html"))

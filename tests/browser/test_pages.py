@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,19 @@ def report_pages(folder: Path) -> list[Path]:
         write_run(folder / "failed", CELLS[:2], status="failed", failures=[failure] * 8),
         hostile_run(folder / "hostile"),
     ]
-    return [build([run], folder / f"{run.name}.html") for run in runs]
+    repeated = [
+        write_run(
+            folder / f"repeated-{at}",
+            [cell("ar", NAME), cell(NAME, NAME)],
+            methods={NAME: replace(METHODS["sd"], verify_ms=100 + at)},
+            **EVERYWHERE,
+        )
+        for at in range(3)
+    ]
+    return [
+        *(build([run], folder / f"{run.name}.html") for run in runs),
+        build(repeated, folder / "repeated.html"),
+    ]
 
 
 def dashboard_pages(folder: Path) -> list[Path]:

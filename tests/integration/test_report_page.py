@@ -212,6 +212,43 @@ def test_unlike_machines_are_warned_about(tmp_path: Path) -> None:
     assert "2 benchmark runs" in report.text
 
 
+def repeated(folder: Path, *verify_ms: int) -> list[Path]:
+    """Runs of one plan whose SD verifies in that time; AR in 100 ms."""
+    methods = {ms: {"sd": Method((4,), verify_ms=ms, lookahead=4)} for ms in verify_ms}
+    cells = [cell("ar"), cell("sd")]
+    return [write_run(folder / f"r{ms}", cells, methods=own) for ms, own in methods.items()]
+
+
+def test_runs_of_one_plan_are_taken_together(tmp_path: Path) -> None:
+    # 4 tokens in a step of 100, 125 and 160 ms, 1 ms and up to 4% on top, against 1 in 100:
+    # 4, 3.2 and 2.5, whose geometric mean is 32 to the power 1/3, 3.17
+    runs = repeated(tmp_path, 100, 125, 160)
+    report = Page(build(runs, tmp_path / "report.html"))
+    assert report.headings[0] == "All runs together"
+    found = re.search(
+        r"sd over ar .*?placement (\S+) (\S+) (\S+) (\S+)x \[(\S+), (\S+)\]", report.text
+    )
+    assert found is not None
+    *values, low, high = map(float, found.groups())
+    assert values == pytest.approx([4, 3.2, 2.5, 3.17], rel=0.02)
+    # the runs' logarithms are 0.22 to 0.25 apart: sd 0.235, times 4.30 / sqrt(3) is 0.58
+    assert (low, high) == pytest.approx((3.17 / 1.79, 3.17 * 1.79), rel=0.04)
+    assert "3 runs, in this order: run 1, run 2, run 3." in report.text
+    assert report.is_inert
+
+
+def test_two_runs_together_have_no_interval_and_unlike_runs_no_figures(tmp_path: Path) -> None:
+    first, second = repeated(tmp_path, 100, 125)
+    report = Page(build([first, second], tmp_path / "report.html"))
+    assert "2 runs do not say how much runs differ" in report.text
+    assert "[no interval]" in report.text
+    alone = write_run(tmp_path / "alone", [cell("ar")])
+    unlike = Page(build([first, alone], tmp_path / "unlike.html"))
+    assert "All runs together" not in unlike.headings
+    reason = "run 1 and run 2 are not runs of one plan on one machine: only in run 1: sd/humaneval"
+    assert f"no speedups of all runs together: {reason}" in unlike.text
+
+
 def test_an_emulated_run_says_so_at_its_head(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

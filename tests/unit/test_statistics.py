@@ -6,11 +6,13 @@ import pytest
 
 from harness.statistics import (
     Estimate,
+    PairedCosts,
     geometric_mean,
     paired_test,
     quantiles,
     rate,
     speedup,
+    speedup_over_runs,
     unpaired_speedup,
     unpaired_test,
 )
@@ -147,3 +149,86 @@ def test_the_paired_test_by_enumeration():
 def test_the_unpaired_test_by_enumeration():
     # of the 20 ways to pick three of six, 2 are as extreme
     assert unpaired_test([1.0, 2.0, 3.0], [4.0, 5.0, 6.0]) == pytest.approx(2 / 20)
+
+
+def made_up_runs(rng, runs, *, prompts=12, between=0.05, datasets=1):
+    """Runs of a method that is 1.1 times as fast: prompts differ by 10%, runs by `between`."""
+    drawn = []
+    for run_effects in [rng.normal(0, between, (runs, 1))] * datasets:
+        shape = runs, prompts
+        tokens = np.tile(rng.integers(20, 60, prompts).astype(float), (runs, 1))
+        method_time = tokens * rng.lognormal(0, 0.02, shape)
+        own = rng.lognormal(-0.005, 0.1, prompts)  # mean 1, so that 1.1 is the ratio of all prompts
+        baseline_time = 1.1 * method_time * own * np.exp(run_effects)
+        baseline_time = baseline_time * rng.lognormal(-0.0002, 0.02, shape)
+        drawn.append(PairedCosts(baseline_time, tokens, method_time, tokens))
+    return drawn
+
+
+@pytest.mark.parametrize("datasets", [1, 3])
+@pytest.mark.parametrize("runs", [3, 4, 5])
+def test_the_interval_over_runs_covers_the_truth_as_often_as_it_says(runs, datasets):
+    # 300 experiments at nominally 95%, truly 96 to 98% where runs and prompts both matter.
+    # Chance of fewer than 276 hits at 95%: 1%; of more than 297 at 97%: 0.6%.
+    rng = np.random.default_rng(11)
+    hits = 0
+    for _ in range(300):
+        estimate = speedup_over_runs(made_up_runs(rng, runs, datasets=datasets))
+        hits += estimate.low <= 1.1 <= estimate.high
+    assert 276 <= hits <= 297
+
+
+def test_that_test_sees_an_interval_over_the_prompts_of_one_run_fail():
+    # a run is off by 5% and its prompts' mean by 3%: within 1.96 * 3% in about 7 of 10
+    rng = np.random.default_rng(11)
+    hits = 0
+    for _ in range(100):
+        (costs,) = made_up_runs(rng, 1)
+        estimate = speedup(*(values[0] for values in costs))
+        hits += estimate.low <= 1.1 <= estimate.high
+    assert hits < 85
+
+
+def paired(baseline, method):
+    """Costs of runs whose prompts are all one token long; lists of runs of prompts."""
+    times = np.array(baseline, float), np.array(method, float)
+    return PairedCosts(times[0], np.ones_like(times[0]), times[1], np.ones_like(times[1]))
+
+
+T2, T1 = 4.302653, 12.706205  # Student's 97.5% quantiles of 2 degrees of freedom and of 1
+
+
+def test_the_interval_over_runs_is_that_worked_out_by_hand():
+    # 400 / 100, 400 / 200, 400 / 50: ln 4 and ln 2 to both sides of it. Of two prompts with times a
+    # and b the standard error is (a - b) / (a + b): 0.2, -0.25, 0.2, in the mean 0.05.
+    estimate = speedup_over_runs([paired([[200, 200]] * 3, [[60, 40], [75, 125], [30, 20]])])
+    reach = np.sqrt((T2 * np.log(2)) ** 2 / 3 + (T1 * 0.05) ** 2)
+    assert estimate.runs == pytest.approx((4, 2, 8))
+    assert estimate.between_runs == pytest.approx(np.log(2))
+    assert (estimate.value, estimate.n) == (pytest.approx(4), 2)
+    assert np.log([estimate.low, estimate.high]) == pytest.approx(
+        [np.log(4) - reach, np.log(4) + reach]
+    )
+
+
+def test_datasets_count_alike_and_their_runs_are_paired():
+    # as above, beside a dataset that is 1 / 4, 1 / 2, 1 / 8: every run is 1 in the mean of both,
+    # so that only the prompts are left: half of 0.05, and half of (30 - 10) / (30 + 10)
+    first = paired([[200, 200]] * 3, [[60, 40], [75, 125], [30, 20]])
+    other = paired([[3, 1], [6, 2], [1.5, 0.5]], [[8, 8]] * 3)
+    estimate = speedup_over_runs([first, other])
+    reach = T1 * np.hypot(0.05, 0.5) / 2
+    assert estimate.runs == pytest.approx((1, 1, 1))
+    assert estimate.between_runs == pytest.approx(0, abs=1e-12)
+    assert (estimate.value, estimate.n) == (pytest.approx(1), 4)
+    assert np.log([estimate.low, estimate.high]) == pytest.approx([-reach, reach])
+
+
+def test_two_runs_and_one_prompt_have_no_interval_over_runs():
+    two = speedup_over_runs([paired([[200, 200]] * 2, [[60, 40], [75, 125]])])
+    assert (two.value, two.low, two.high) == (pytest.approx(np.sqrt(8)), None, None)
+    assert two.between_runs == pytest.approx(np.log(2) / np.sqrt(2))
+    lone = speedup_over_runs([paired([[200]] * 3, [[50], [100], [25]])])
+    assert (lone.value, lone.low, lone.high) == (pytest.approx(4), None, None)
+    once = speedup_over_runs([paired([[200, 200]], [[60, 40]])])
+    assert (once.value, once.low, once.between_runs) == (pytest.approx(4), None, None)
