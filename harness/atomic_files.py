@@ -34,7 +34,8 @@ def naming(directory: Path) -> Iterator[None]:
         yield
     except OSError as error:
         where = error.filename or directory
-        raise StoreError(f"{where}: {error.strerror or error}") from error
+        reason = os.strerror(error.errno) if error.errno else error  # not in a library's own words
+        raise StoreError(f"{where}: {reason}") from error
 
 
 def sync(path: Path) -> None:

@@ -13,9 +13,11 @@ import shutil
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from full_disk import full_beyond
 from test_run import RUN, Counting, _fixed_decoders, entry_points_of, harness
 
 from harness import registry
@@ -282,6 +284,32 @@ def test_a_read_only_directory_is_named_and_keeps_its_finished_items(half: Path)
     assert re.fullmatch(rf"error: {half}/\S+: Permission denied", error)
     assert read_run(half).problems == ()
     assert finished_items(half) == done
+    assert harness("run", "--resume", half).exit_code == 0
+    assert_whole(half)
+
+
+@pytest.mark.parametrize("room", [0, 3000])  # for not even a line; for lines, but no item's rows
+def test_a_disk_that_fills_is_named_and_the_run_goes_on_when_there_is_room(
+    half: Path, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    from harness.measure import run_item
+
+    calls = iter(range(1, ITEMS))
+    done = finished_items(half)
+    with ExitStack() as full, monkeypatch.context() as patch:
+
+        def measure(*arguments, **limits):  # type: ignore[no-untyped-def]
+            if next(calls) == 2:
+                full.enter_context(full_beyond(room))
+            return run_item(*arguments, **limits)
+
+        patch.setattr("harness.execution.run_item", measure)
+        result = harness("run", "--resume", half)
+    assert result.exit_code == 1
+    assert result.stderr.splitlines()[-1] == f"error: {half}: File too large"
+    assert done < finished_items(half)
+    assert len(finished_items(half) - done) == 1
+    assert read_run(half).problems == ()
     assert harness("run", "--resume", half).exit_code == 0
     assert_whole(half)
 

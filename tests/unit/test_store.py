@@ -5,6 +5,7 @@ import shutil
 import pandas as pd
 import pytest
 from fake_decoding import decode, one_token_rounds
+from full_disk import full_beyond
 
 from harness import parts
 from harness.errors import StoreError
@@ -212,6 +213,24 @@ def test_a_full_disk_is_one_line_that_names_the_place(running, monkeypatch):
     with pytest.raises(StoreError, match=r"requests\.parquet: No space left on device"):
         running.append_item(item(2))
     assert outputs(running.directory) == BOTH
+
+
+@pytest.mark.parametrize("size", [0, 100, 1000])
+def test_a_disk_that_fills_while_something_is_written_takes_nothing_with_it(running, size):
+    folder = running.directory
+    writes = [lambda: running.append_item(item(2)), lambda: running.finalise("finished")]
+    if size < (folder / "manifest.json").stat().st_size:
+        writes.append(lambda: running.update(status="failed"))
+    for write in writes:
+        with full_beyond(size), pytest.raises(StoreError) as told:
+            write()
+        assert str(told.value) == f"{folder}: File too large"
+        assert outputs(folder) == BOTH
+        assert finished_items(folder) == set(ITEMS)
+        assert not list(folder.rglob(".partial-*"))  # it needs the room
+    running.append_item(item(2))
+    running.finalise("finished")
+    assert outputs(folder) == BOTH | {"ar/mini/t0/b1/r0/k2": [2, 9]}
 
 
 def test_a_place_that_cannot_be_written_is_one_line(tmp_path):
