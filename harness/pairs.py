@@ -317,6 +317,8 @@ def _fetch(what: str, model: Model, request: Fetch, cache_dir: Path) -> tuple[Pa
             return path, str(source)
     if model.gated and model.hub_repo:
         failures.append(f"the weights are gated: {how_to_get(model.hub_repo)}")
+    elif model.hub_repo:
+        failures.append(f"{model.hub_repo} fetched elsewhere will do: --target PATH --draft PATH")
     raise ModelError(f"{what}: no source serves it: {'; '.join(failures)}")
 
 

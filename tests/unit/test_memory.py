@@ -153,16 +153,23 @@ def test_every_command_takes_a_pairs_file(tmp_path):
     assert "methods: sd need a draft, and pair mine has none" in result.stderr
 
 
-def test_gated_weights_that_cannot_be_had_say_how(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        ("llama-3.1-8b", "huggingface.co/meta-llama/Llama-3.1-8B-Instruct and set HF_TOKEN"),
+        ("qwen3-8b", "Qwen/Qwen3-8B fetched elsewhere will do: --target PATH --draft PATH"),
+    ],
+)
+def test_weights_that_cannot_be_had_say_how(name, way, tmp_path, monkeypatch):
     def refuse(self, request):
         raise ModelError("no route")
 
     monkeypatch.setattr(sources.HubFolder, "fetch", refuse)
     with pytest.raises(ModelError) as raised:
-        pairs.resolve(pairs.find_pair("llama-3.1-8b"), tmp_path)
+        pairs.resolve(pairs.find_pair(name), tmp_path)
     message = str(raised.value)
-    assert message.startswith("pair llama-3.1-8b, target: no source serves it: ")
-    assert "huggingface.co/meta-llama/Llama-3.1-8B-Instruct and set HF_TOKEN" in message
+    assert message.startswith(f"pair {name}, target: no source serves it: ")
+    assert way in message
     assert "\n" not in message
 
 

@@ -113,6 +113,11 @@ class TestShipped:
         for name, found in load_registry().datasets.items():
             assert {source.kind for source in found.sources} - {"mirror"}, name
 
+    def test_every_dataset_can_be_brought_to_a_machine_without_a_network(self):
+        for name, found in load_registry().datasets.items():
+            kinds = {source.kind for source in found.sources}
+            assert kinds & {"shipped", "mirror", "hub"}, name  # the hub's as snapshots
+
     def test_mini_has_twelve_of_each_category_none_twice(self):
         mini = load_prompts("mini")
         counts = {}
