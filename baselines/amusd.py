@@ -68,11 +68,11 @@ class AmusdDecoder(ChainDecoder):
         """One round of every live sequence; see the module docstring."""
         live, most = self.slots.live(), self.options.max_verified
         self.start_chains(live, self.max_ahead)
-        waiting = self.wait(live, [most if self.fixed else 1] * len(live))
+        idle = self.wait(live, [most if self.fixed else 1] * len(live))
         fed = self.unverified(live, [most] * len(live))
         logits, passing = self.verifier.score(live, fed)
-        waiting_again = self.wait(live, [most + 1 if self.fixed else 0] * len(live))
-        spans = [waiting, passing, waiting_again]
+        idle_again = self.wait(live, [most + 1 if self.fixed else 0] * len(live))
+        spans = [*idle, passing, *idle_again]
         rounds = self.conclude(live, fed, logits, spans, self.max_ahead)
         self._keep_drafting()
         return rounds

@@ -105,13 +105,13 @@ class PearlDecoder(ChainDecoder):
         live, lookahead = self.slots.live(), self.lookahead
         self.start_chains(live, lookahead)
         rests = [self._rest_of_block(sequence) for sequence in live]
-        waiting = self.wait(live, rests)
+        idle = self.wait(live, rests)
         fed = self.unverified(live, rests)
         self._draft_next_blocks(live, lookahead)
         logits, passing = self.verifier.score(live, fed)
-        waiting_again = self.wait(live, [rest + 1 for rest in rests])
+        idle_again = self.wait(live, [rest + 1 for rest in rests])
         self.ratio.observe(passing, self.draft.passes)
-        return self.conclude(live, fed, logits, [waiting, passing, waiting_again], lookahead)
+        return self.conclude(live, fed, logits, [*idle, passing, *idle_again], lookahead)
 
     def diagnostics(self) -> Mapping[str, float | int | str]:
         """The length of a block, beside what every draft says."""

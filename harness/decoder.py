@@ -89,7 +89,8 @@ class SpanKind(StrEnum):
 
     DRAFT = "draft"  # drafting on the critical path
     VERIFY = "verify"  # the target's forward pass and the accept/reject decision
-    WAIT = "wait"  # the target idle, waiting for the draft process
+    WAIT = "wait"  # the target idle while the draft process is busy
+    TRANSFER = "transfer"  # the target idle while a message or q's are on their way between the two
     SPECULATE = "speculate"  # the draft process at work while the target verifies
 
 

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from math import exp, log
 from typing import TYPE_CHECKING
 
+from harness.spans import waited_ns
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -32,8 +34,8 @@ class Factors:
         acceptance: tokens a round among hits, among misses and among other rounds.
         hit_rate: which share of the rounds were hits.
         step_time: time a round among each of them.
-        span: where the mean step's time changed most: `verify`, `draft`, `wait` or `other`; None
-            where a decoder reports no spans.
+        span: where the mean step's time changed most: `verify`, `draft`, `wait` (with transfers,
+            which older runs do not tell apart) or `other`; None where a decoder reports no spans.
         span_ms: by how much, in milliseconds a step.
     """
 
@@ -142,6 +144,7 @@ def _span(base: pd.DataFrame, new: pd.DataFrame) -> tuple[str | None, float | No
 def _mean_spans(rounds: pd.DataFrame) -> dict[str, float]:
     """Milliseconds of the mean step in each span of the critical path, and outside all of them."""
     steps = rounds.drop_duplicates(["item", "step"])
+    steps = steps.assign(wait_ns=waited_ns(steps))
     told = {name: float(steps[f"{name}_ns"].mean() / 1e6) for name in _SPANS}
     wall = float((steps["end_ns"] - steps["start_ns"]).mean() / 1e6)
     return {**told, "other": wall - sum(told.values())}

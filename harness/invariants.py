@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 from harness.decoder import SpanKind
 from harness.metrics import CellData, CellMetrics, cell_metrics
+from harness.spans import CRITICAL
 
 if TYPE_CHECKING:
     import pandas as pd
 
-_CRITICAL = ["draft_ns", "verify_ns", "wait_ns"]  # spans that take turns in a step
 _UNTOLD = 0.01  # share of a step that its spans may leave out, or count twice ...
 _BOOKKEEPING_NS = 1_000_000  # ... and what a step may always leave out
 _ROUNDING = 1 + 1e-9
@@ -64,14 +64,14 @@ def round_faults(rounds: pd.DataFrame) -> Iterable[str]:
 
 
 def span_faults(rounds: pd.DataFrame) -> Iterable[str]:
-    """Drafting, verifying and waiting add up to the time of the steps within 1%.
+    """Drafting, verifying, waiting and transfers add up to the time of the steps within 1%.
 
     More in any step means that time was told twice. Less is judged by an item's median step, which
     one interruption between two spans does not move, and may be up to a millisecond of bookkeeping.
     Items of decoders that report no spans are left out.
     """
     steps = rounds.drop_duplicates(["item", "step"])
-    wall, told = steps["end_ns"] - steps["start_ns"], steps[_CRITICAL].sum(axis=1)
+    wall, told = steps["end_ns"] - steps["start_ns"], steps[CRITICAL].sum(axis=1)
     table = steps[["item", "step"]].assign(wall=wall, told=told, untold=wall - told)
     for row in table[table["told"] > (1 + _UNTOLD) * table["wall"]].to_dict("records"):
         yield (

@@ -355,6 +355,7 @@ def _round_row(item: WorkItem, number: int, turn: _Turn, origin: int) -> RoundRo
         draft_ns=total[SpanKind.DRAFT],
         verify_ns=total[SpanKind.VERIFY],
         wait_ns=total[SpanKind.WAIT],
+        transfer_ns=total[SpanKind.TRANSFER],
         speculate_ns=total[SpanKind.SPECULATE],
         spans=tuple(
             SpanRow(span.kind, span.start_ns - origin, span.end_ns - origin) for span in done.spans

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from harness import statistics
 from harness.plan import Cell
+from harness.spans import CRITICAL
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 CELL_COLUMNS = ["method", "dataset", "temperature", "batch_size", "control"]
 _SEQUENCE = ["item", "request_id"]
-_SPANS = ["draft_ns", "verify_ns", "wait_ns", "speculate_ns"]
+_SPANS = [*CRITICAL, "speculate_ns"]
 _MS = 1e6  # nanoseconds
 _S = 1e9
 
@@ -90,6 +91,8 @@ class CellMetrics:
         draft_ms: mean time of a step spent drafting on the critical path.
         verify_ms: mean time of a step spent verifying.
         wait_ms: mean time of a step for which the target waited for the draft process.
+        transfer_ms: mean time of a step for which it waited for messages and q's on their way; None
+            also where the run's schema had that in `wait_ms`.
     """
 
     requests: int
@@ -110,6 +113,7 @@ class CellMetrics:
     draft_ms: float | None
     verify_ms: float | None
     wait_ms: float | None
+    transfer_ms: float | None
 
 
 def split_cells(requests: pd.DataFrame, rounds: pd.DataFrame) -> tuple[CellData, ...]:
@@ -137,9 +141,9 @@ def cell_metrics(data: CellData, devices: int | None) -> CellMetrics:
     tokens = int(data.requests["output_tokens"].sum())
     rate = _ratio(tokens, steps["duration_ns"].sum() / _S)
     hits, misses = ((rounds["cache"] == outcome).sum() for outcome in ("hit", "miss"))
-    reports_spans = bool(steps[_SPANS].to_numpy().any())
-    draft, verify, wait = (
-        float(steps[kind].mean() / _MS) if reports_spans else None for kind in _SPANS[:3]
+    reports_spans = bool(steps[_SPANS].sum().any())
+    draft, verify, wait, transfer = (
+        _mean_ms(steps[kind]) if reports_spans else None for kind in CRITICAL
     )
     return CellMetrics(
         requests=len(data.requests),
@@ -160,6 +164,7 @@ def cell_metrics(data: CellData, devices: int | None) -> CellMetrics:
         draft_ms=draft,
         verify_ms=verify,
         wait_ms=wait,
+        transfer_ms=transfer,
     )
 
 
@@ -223,6 +228,11 @@ def _percentiles(times_ns: ArrayLike) -> Percentiles:
 
     times_ms = np.asarray(times_ns, dtype=np.float64) / _MS
     return Percentiles(*statistics.quantiles(times_ms, (0.5, 0.9, 0.95, 0.99)))
+
+
+def _mean_ms(times_ns: pd.Series[float]) -> float | None:
+    """None where none of the times is told."""
+    return float(times_ns.mean() / _MS) if times_ns.notna().any() else None
 
 
 def _ratio(part: float, whole: float) -> float | None:

@@ -16,9 +16,14 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-SCHEMA = 2
+SCHEMA = 3
 
-ADDED_COLUMNS = frozenset({"hit_chance", "rank"})  # of rounds.parquet, in schema 2
+ADDED_COLUMNS = frozenset(  # of rounds.parquet
+    {
+        *("hit_chance", "rank"),  # in schema 2
+        "transfer_ns",  # in schema 3
+    }
+)
 
 
 def migrate_manifest(manifest: Mapping[str, Any], path: Path) -> dict[str, Any]:
@@ -70,4 +75,9 @@ def _from_1(manifest: Mapping[str, Any]) -> dict[str, Any]:
     return {**manifest, "fingerprint": fingerprint}
 
 
-_STEPS: Mapping[int, Callable[[Mapping[str, Any]], dict[str, Any]]] = {1: _from_1}
+def _from_2(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Before transfers were told apart from waits: the manifest was the same."""
+    return dict(manifest)
+
+
+_STEPS: Mapping[int, Callable[[Mapping[str, Any]], dict[str, Any]]] = {1: _from_1, 2: _from_2}

@@ -12,6 +12,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from harness.spans import CRITICAL, waited_ns
 from impl.ssd.theory import Backup, SpeedInputs, expected_tokens, predict
 
 if TYPE_CHECKING:
@@ -43,8 +44,8 @@ class Prediction:
         predicted_tokens_per_s: by the formula of DESIGN section 4, for all sequences together.
         measured_tokens_per_s: tokens over the duration of the same steps.
         efficiency: measured over predicted.
-        wait_on_hit: how long the target was idle before the verification of a hit step, waiting
-            and drafting, as a share of that verification.
+        wait_on_hit: how long the target was idle before the verification of a hit step: waiting,
+            transfers and drafting, as a share of that verification.
     """
 
     steps: int
@@ -82,7 +83,7 @@ def predict_cell(rounds: pd.DataFrame) -> Prediction | None:
     hits, stalls = steps[~steps["missed"]], steps[steps["missed"]]
     build_ns = _mean(hits["speculate_ns"] + hits["draft_ns"])
     backup_ns = _mean(stalls["draft_ns"])
-    waited_ns = _mean(hits["draft_ns"] + hits["wait_ns"])
+    idle_ns = _mean(hits["draft_ns"] + waited_ns(hits))
     inputs = SpeedInputs(
         hit_rate=len(hit) / len(rounds),
         tokens_on_hit=_mean(hit["emitted"]) or 0.0,
@@ -105,7 +106,7 @@ def predict_cell(rounds: pd.DataFrame) -> Prediction | None:
         predicted_tokens_per_s=predicted,
         measured_tokens_per_s=measured,
         efficiency=measured / predicted,
-        wait_on_hit=None if waited_ns is None else waited_ns / float(hits["verify_ns"].mean()),
+        wait_on_hit=None if idle_ns is None else idle_ns / float(hits["verify_ns"].mean()),
     )
 
 
@@ -114,8 +115,8 @@ def _steps(rounds: pd.DataFrame) -> pd.DataFrame:
     table = rounds.assign(
         duration_ns=rounds["end_ns"] - rounds["start_ns"], missed=rounds["cache"] == "miss"
     )
-    spans = ["draft_ns", "verify_ns", "wait_ns", "speculate_ns"]
-    return table.groupby(_STEP)[["live", "missed", "duration_ns", *spans]].max()
+    columns = ["live", "missed", "duration_ns", *CRITICAL, "speculate_ns"]
+    return table.groupby(_STEP)[columns].max()
 
 
 def _tokens_per_verification(inputs: SpeedInputs, live: pd.Series[int]) -> float:

@@ -63,6 +63,7 @@ class RoundRow:
     draft_ns: int
     verify_ns: int
     wait_ns: int
+    transfer_ns: int
     speculate_ns: int
     spans: tuple[SpanRow, ...]
 

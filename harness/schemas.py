@@ -62,6 +62,7 @@ def rounds_schema() -> pa.Schema:
             "draft_ns": pa.int64(),
             "verify_ns": pa.int64(),
             "wait_ns": pa.int64(),
+            "transfer_ns": pa.float64(),
             "speculate_ns": pa.int64(),
             "spans": pa.list_(span),
         }

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 _VARIABLES = (
     *("ink", "muted", "rule", "paper"),
-    *("verify", "draft", "wait", "other", "speculate"),
+    *("verify", "draft", "wait", "transfer", "other", "speculate"),
     *(f"method-{slot}" for slot in range(1, 9)),
 )
 _MARKER = re.compile(r"#0a00([0-9a-f]{2})")

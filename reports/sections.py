@@ -39,6 +39,7 @@ _SPAN_LABELS = {
     "verify": "verify (target)",
     "draft": "draft (on the critical path)",
     "wait": "wait for the draft process",
+    "transfer": "transfer (messages and q's on their way)",
     "other": "everything else",
     "speculate": "speculate (draft process, meanwhile)",
 }
@@ -278,9 +279,10 @@ def _round_times(evidence: Evidence) -> FigureSection | None:
         evidence,
         "round",
         "Where a round's time goes",
-        "The mean step of each method, by what the critical path was doing. Messages between the "
-        "processes are in wait or, where nobody waited, in everything else. A longer round "
-        "may still be the better one: compare it with the tokens a round in the table.",
+        "The mean step of each method, by what the critical path was doing. Transfer is the time "
+        "for which the target waits while a message or q's are on their way to or from the draft "
+        f"process{_untold_transfers(evidence.cells)}. A longer round may still be the better one: "
+        "compare it with the tokens a round in the table.",
         _span_legend(parts),
         drawings,
     )
@@ -290,9 +292,20 @@ def _round_time(cell: CellResult) -> figures.RoundTime | None:
     """The mean step of a cell, in milliseconds; None where the decoder reports no spans."""
     if cell.step_ms is None or cell.verify_ms is None:
         return None
-    parts = {"verify": cell.verify_ms, "draft": cell.draft_ms or 0.0, "wait": cell.wait_ms or 0.0}
+    parts = {
+        "verify": cell.verify_ms,
+        "draft": cell.draft_ms or 0.0,
+        "wait": cell.wait_ms or 0.0,
+        "transfer": cell.transfer_ms or 0.0,
+    }
     other = max(0.0, cell.step_ms - sum(parts.values()))
     return figures.RoundTime(cell.method, parts | {"other": other})
+
+
+def _untold_transfers(cells: Iterable[CellResult]) -> str:
+    """What to add of a run from before schema 3."""
+    told = all(cell.transfer_ms is not None for cell in cells if cell.verify_ms is not None)
+    return "" if told else "; this run is from before it was told apart, and has it in wait"
 
 
 def _timelines(evidence: Evidence) -> FigureSection | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from harness.simulation.profile import MeasuredPasses, Profile
+from harness.spans import waited_ns
 from impl.ssd.budgeting import PassTimes
 
 if TYPE_CHECKING:
@@ -49,9 +50,9 @@ def steps_of(method: str, rounds: pd.DataFrame) -> pd.DataFrame:
 
     Columns: `item`, `step`; `tokens` of the target's pass; `live` sequences; `awaited`: sequences
     whose draft the target waited for, and `drafted`: the longest such draft; `emitted`; `seconds`;
-    `verify_s`; `idle_s`: the rest; `wait_s`: of that, what the draft was waited for; `begins`: a
-    request's first round is among them; `passes`: told of by a draft that works beside the target,
-    and `pass_s`: their mean.
+    `verify_s`; `idle_s`: the rest; `wait_s`: of that, what the draft was waited for, messages on
+    their way included; `begins`: a request's first round is among them; `passes`: told of by a
+    draft that works beside the target, and `pass_s`: their mean.
     """
     table = rounds.assign(
         fed=_fed(method, rounds),
@@ -60,7 +61,7 @@ def steps_of(method: str, rounds: pd.DataFrame) -> pd.DataFrame:
         verify_s=rounds["verify_ns"] / _S,
         passes=[sum(span["kind"] == "speculate" for span in spans) for spans in rounds["spans"]],
         speculate_s=rounds["speculate_ns"] / _S,
-        wait_s=rounds["wait_ns"] / _S,
+        wait_s=waited_ns(rounds) / _S,
         begins=rounds["round"] == 0,
     )
     table["longest"] = table["drafted"] * table["waited"]

@@ -15,7 +15,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from harness.decoder import Span
+from harness.decoder import Span, SpanKind
 from impl.engine.sampling import Verification
 from impl.engine.sequence import Sequence
 
@@ -104,7 +104,22 @@ class DraftedToken(NamedTuple):
 
 
 class Drafted(NamedTuple):
-    """Draft: what a pass has added, one token to each growing chain, and when it ran."""
+    """Draft: what a pass has added, one token to each growing chain.
+
+    Attributes:
+        tokens: the new ones.
+        span: when it ran.
+        drawn_ns: when the tokens were drawn; the rest of the span went into handing their q's over.
+        received: when messages were received since the last pass; the draft may have listened for
+            them long.
+    """
 
     tokens: tuple[DraftedToken, ...]
     span: Span
+    drawn_ns: int
+    received: tuple[Span, ...]
+
+    @property
+    def transfers(self) -> tuple[Span, ...]:
+        """What of the draft's time belongs to messages and q's."""
+        return (*self.received, Span(SpanKind.TRANSFER, self.drawn_ns, self.span.end_ns))

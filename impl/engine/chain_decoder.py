@@ -8,7 +8,7 @@ from collections.abc import Sequence as List
 
 import torch
 
-from harness.decoder import DecoderSetup, Round, Span, SpanKind
+from harness.decoder import DecoderSetup, Round, Span
 from impl.engine.asynchronous_decoder import AsynchronousDecoder, AsynchronousOptions
 from impl.engine.chain import AllowMore, Chain, Drafted, StartChain
 from impl.engine.chain_drafter import ChainDrafter
@@ -17,6 +17,7 @@ from impl.engine.draft_process import DraftProcess
 from impl.engine.engine_decoder import settle
 from impl.engine.sampling import Draft, Verification
 from impl.engine.sequence import Sequence
+from impl.engine.waiting import waiting
 
 
 class ChainClient(DraftClient):
@@ -31,6 +32,7 @@ class ChainClient(DraftClient):
         super().__init__(process)
         self.chains: dict[str, Chain] = {}
         self.passes: list[Span] = []
+        self._transfers: list[Span] = []  # told of since the last wait began
         self._numbers = itertools.count()
 
     def chain(self, sequence: Sequence) -> Chain | None:
@@ -60,12 +62,18 @@ class ChainClient(DraftClient):
         while self.process.poll():
             self._take(self.process.receive())
 
-    def wait(self, sequences: List[Sequence], counts: List[int]) -> None:
-        """Takes what is there, and what comes until each sequence has so many unverified tokens."""
+    def wait(self, sequences: List[Sequence], counts: List[int]) -> list[Span]:
+        """Takes what is there, and what comes until each sequence has so many unverified tokens.
+
+        Returns:
+            The transfers that these messages tell of.
+        """
+        self._transfers = []
         self.collect()
         for sequence, count in zip(sequences, counts, strict=True):
             while (chain := self.chain(sequence)) and not chain.has(count):
                 self._take(self.process.receive())
+        return self._transfers
 
     def take_passes(self) -> list[Span]:
         """The draft passes reported since the last call."""
@@ -84,6 +92,7 @@ class ChainClient(DraftClient):
             if chain is not None and chain.number == drafted.number:
                 chain.tokens.append(drafted.token)
         self.passes.append(message.span)
+        self._transfers += message.transfers
 
 
 class ChainDecoder(AsynchronousDecoder):
@@ -103,11 +112,11 @@ class ChainDecoder(AsynchronousDecoder):
             self.draft.chains.clear()
         self.ask_draft(self.draft.start_missing, live, allowed)
 
-    def wait(self, live: List[Sequence], counts: List[int]) -> Span:
+    def wait(self, live: List[Sequence], counts: List[int]) -> list[Span]:
         """Waits until each sequence has so many unverified tokens, or its chain has ended."""
         start_ns = time.perf_counter_ns()
-        self.ask_draft(self.draft.wait, live, counts)
-        return Span(SpanKind.WAIT, start_ns, time.perf_counter_ns())
+        transfers = self.ask_draft(self.draft.wait, live, counts) or []
+        return waiting(transfers, start_ns, time.perf_counter_ns())
 
     def unverified(self, live: List[Sequence], counts: List[int]) -> list[Draft]:
         """The next tokens of each chain for the target to score, at most so many."""

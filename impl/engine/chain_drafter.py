@@ -16,6 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence as List
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -54,6 +55,7 @@ class ChainDrafter:
         self.max_context = max_context
         self.sequences: dict[str, Sequence] = {}
         self.growths: dict[str, _Growth] = {}
+        self.received: list[Span] = []  # messages, since the last pass
 
     def serve(self, channel: Channel) -> None:
         """Works until told to close."""
@@ -63,7 +65,7 @@ class ChainDrafter:
             if growing and not channel.poll():
                 channel.send(self._extend(growing))
                 continue
-            match channel.receive():
+            match self._receive(channel):
                 case StartChain() as message:
                     self._start(message)
                 case AllowMore(request_id, allowed):
@@ -76,6 +78,12 @@ class ChainDrafter:
                     self.growths.pop(request_id, None)
                 case Close():
                     return
+
+    def _receive(self, channel: Channel) -> Any:
+        listening_ns = time.perf_counter_ns()
+        message = channel.receive()
+        self.received.append(Span(SpanKind.TRANSFER, listening_ns, time.perf_counter_ns()))
+        return message
 
     def _prefill(self, message: Prefill) -> None:
         sequence = Sequence(message.request, message.slot, self.max_context)
@@ -92,8 +100,11 @@ class ChainDrafter:
         """One pass: the next token of each chain."""
         start_ns = time.perf_counter_ns()
         self.drafter.extend([growth.proposal for growth in growths])
+        drawn_ns = time.perf_counter_ns()
         tokens = tuple(self._take(growth) for growth in growths)
-        return Drafted(tokens, Span(SpanKind.SPECULATE, start_ns, time.perf_counter_ns()))
+        span = Span(SpanKind.SPECULATE, start_ns, time.perf_counter_ns())
+        received, self.received = tuple(self.received), []
+        return Drafted(tokens, span, drawn_ns, received)
 
     def _take(self, growth: _Growth) -> DraftedToken:
         """Hands the token just drawn to its chain, and its q to the buffer."""

@@ -12,6 +12,7 @@ from impl.engine.draft_client import DraftClient
 from impl.engine.draft_process import DraftProcess
 from impl.engine.sampling import Verification
 from impl.engine.sequence import Sequence
+from impl.engine.waiting import waiting
 from impl.ssd.messages import Ask, Speculate, Speculation, Speculations
 from impl.ssd.speculation_cache import Outcome
 
@@ -60,8 +61,11 @@ class SpeculationClient(DraftClient):
         self._ask(Ask(name, None) for name in names if name not in known)
         while not self._answers.keys() >= set(names):
             self._take(self.process.receive())
-        spans = _split_wait(self._spans, start_ns, time.perf_counter_ns())
+        end_ns = time.perf_counter_ns()
+        beside = [span for span in self._spans if span.kind is SpanKind.SPECULATE]
+        told = [span for span in self._spans if span.kind is not SpanKind.SPECULATE]
         self._spans = []
+        spans = [*beside, *waiting(told, start_ns, end_ns)]
         return Received([self._answers.pop(name) for name in names], spans)
 
     def _ask(self, asks: Iterable[Ask]) -> None:
@@ -77,16 +81,3 @@ class SpeculationClient(DraftClient):
                 self._answers[item.request_id] = item
         self._spans += message.spans
         self.latest = message
-
-
-def _split_wait(reported: List[Span], start_ns: int, end_ns: int) -> list[Span]:
-    """The target's idle time [start, end], told apart by whether the draft drafted just in time."""
-    spans = [span for span in reported if span.kind is SpanKind.SPECULATE]
-    cursor = start_ns
-    for span in reported:
-        if span.kind is SpanKind.DRAFT and span.end_ns > cursor:
-            first = max(span.start_ns, cursor)
-            spans.append(Span(SpanKind.WAIT, cursor, first))
-            spans.append(Span(SpanKind.DRAFT, first, span.end_ns))
-            cursor = span.end_ns
-    return [*spans, Span(SpanKind.WAIT, cursor, end_ns)]

@@ -53,7 +53,8 @@ class Speculations(NamedTuple):
 
     Attributes:
         items: one for each sequence.
-        spans: what the draft did since its last answer.
+        spans: what the draft did since its last answer; TRANSFER is receiving what was asked, for
+            which it may have listened long, and handing the q's over.
         lookahead, budget: the K and B that it works with now.
         critical_batch_size: b* of the adaptive fallback.
     """

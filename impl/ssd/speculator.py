@@ -90,9 +90,10 @@ class Speculator:
             if unfinished and (self.deterministic or not channel.poll()):
                 self._speculate(unfinished)
                 continue
+            listening_ns = time.perf_counter_ns()
             match channel.receive():
                 case Speculate(asked):
-                    answer = self._answer(asked)
+                    answer = self._answer(asked, listening_ns)
                     channel.send(answer)
                     self._end_round(asked)
                     self._begin_caches(asked)
@@ -119,7 +120,8 @@ class Speculator:
 
     # Answering: look the outcome up; the backup drafts what is missing.
 
-    def _answer(self, asked: List[Ask]) -> Speculations:
+    def _answer(self, asked: List[Ask], listening_ns: int) -> Speculations:
+        """Answers a message that the draft had listened for since `listening_ns`."""
         start_ns = time.perf_counter_ns()
         if self.answered_ns:
             self.policy.observe_verification((start_ns - self.answered_ns) / 1e9, self.verifying)
@@ -131,9 +133,15 @@ class Speculator:
             if ask.outcome is not None:
                 self._resolve(state, ask.outcome)
         self._complete_trunks(states)
+        drafted_ns = time.perf_counter_ns()
         items = [self._hand_over(*pair) for pair in zip(states, guessed, strict=True)]
         self.verifying = sum(len(item.tokens) + 1 for item in items)
-        spans = [*self.speculating, Span(SpanKind.DRAFT, start_ns, time.perf_counter_ns())]
+        spans = [
+            *self.speculating,
+            Span(SpanKind.TRANSFER, listening_ns, start_ns),
+            Span(SpanKind.DRAFT, start_ns, drafted_ns),
+            Span(SpanKind.TRANSFER, drafted_ns, time.perf_counter_ns()),
+        ]
         self.speculating = []
         policy = self.policy
         return Speculations(

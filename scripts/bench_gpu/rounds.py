@@ -37,12 +37,12 @@ class TimedRound:
     start_ns: int
     end_ns: int
 
-    def spent_ns(self, kind: SpanKind) -> int:
-        """On the critical path, on one kind of work."""
+    def spent_ns(self, *kinds: SpanKind) -> int:
+        """On the critical path, on these kinds of work."""
         inside = (
             min(span.end_ns, self.end_ns) - max(span.start_ns, self.start_ns)
             for span in self.round.spans
-            if span.kind is kind
+            if span.kind in kinds
         )
         return sum(part for part in inside if part > 0)
 
@@ -57,7 +57,7 @@ class RoundTimes:
         rounds: how many.
         tokens: emitted by a round, the mean.
         round_ms: from a round's beginning to the next one's.
-        verify_ms, draft_ms, wait_ms: of it, by the decoder's own account.
+        verify_ms, draft_ms, wait_ms: of it, by the decoder's own account; transfers are waits.
         host_ms: the rest, when the device of the target has nothing to do.
     """
 
@@ -118,12 +118,10 @@ def _timed_step(decoder: Decoder) -> TimedRound:
 
 
 def _summary(method: str, kind: str, pairs: Sequence[tuple[TimedRound, TimedRound]]) -> RoundTimes:
-    spent = {
-        span: [one.spent_ns(span) for one, _ in pairs]
-        for span in (SpanKind.VERIFY, SpanKind.DRAFT, SpanKind.WAIT)
-    }
+    told = ((SpanKind.VERIFY,), (SpanKind.DRAFT,), (SpanKind.WAIT, SpanKind.TRANSFER))
+    spent = [[one.spent_ns(*kinds) for one, _ in pairs] for kinds in told]
     whole = [following.start_ns - one.start_ns for one, following in pairs]
-    host = [total - sum(parts) for total, *parts in zip(whole, *spent.values(), strict=True)]
-    medians = (1e-6 * median(values) for values in (whole, *spent.values(), host))
+    host = [total - sum(parts) for total, *parts in zip(whole, *spent, strict=True)]
+    medians = (1e-6 * median(values) for values in (whole, *spent, host))
     tokens = sum(len(one.round.tokens) for one, _ in pairs) / len(pairs)
     return RoundTimes(method, kind, len(pairs), tokens, *medians)

@@ -18,7 +18,7 @@ from harness.store import RunStore, Status
 SORT = Path(reports.__file__).with_name("templates") / "sort.js"
 MS = 1_000_000
 TOKENS = 48
-KINDS = ("draft", "verify", "wait", "speculate")
+KINDS = ("draft", "verify", "wait", "transfer", "speculate")
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&{{7*7}}$x$-->"
 
 
@@ -30,16 +30,26 @@ class Method:
     verify_ms: int = 100
     draft_ms: int = 0
     wait_ms: int = 0
+    transfer_ms: int = 0
     speculate_ms: int = 0
     lookahead: int = 0
     devices: int = 1
+    ranks: tuple[int, ...] = ()  # of the outcome before each round, cycled through
+    loops: bool = False  # its outputs repeat three tokens
 
 
 METHODS = {
     "ar": Method(emitted=(1,)),
     "sd": Method(emitted=(4, 3, 2, 5), draft_ms=60, lookahead=4),
     "ssd": Method(
-        emitted=(5, 4, 2, 4), verify_ms=110, wait_ms=8, speculate_ms=95, lookahead=4, devices=2
+        emitted=(5, 4, 2, 4),
+        verify_ms=110,
+        wait_ms=8,
+        transfer_ms=2,
+        speculate_ms=95,
+        lookahead=4,
+        devices=2,
+        ranks=(1, 2, 1, 5),
     ),
 }
 MANIFEST: dict[str, Any] = {
@@ -94,12 +104,15 @@ def write_run(
     spans: bool = True,
     **manifest: Any,
 ) -> Path:
-    """A run directory in which every cell decodes the same prompts, 48 tokens each."""
+    """A run directory in which every cell decodes the same prompts, 48 tokens each.
+
+    `methods` may have the A/A control under its own label, `ar@control`.
+    """
     known = {**METHODS, **(methods or {})}
     decoders = {cell.id: {"devices": known[cell.method].devices} for cell in cells}
     store = RunStore.create(directory, {**MANIFEST, "decoders": decoders, **manifest})
     for cell in cells:
-        result = _item(cell, known[cell.method], prompts, categories)
+        result = _item(cell, known.get(cell.label, known[cell.method]), prompts, categories)
         store.append_item(result if spans else _without_spans(result))
     store.finalise(status)
     return directory
@@ -114,7 +127,7 @@ def _item(cell: Cell, method: Method, prompts: int, categories: tuple[str, ...])
         category = categories[index % len(categories)] if categories else cell.dataset
         own = _rounds(item, method, index, jitter, after=rounds)
         rounds += own
-        requests.append(_request(item, index, category, own))
+        requests.append(_request(item, method, index, category, own))
     return ItemResult(item, tuple(requests), tuple(rounds), ())
 
 
@@ -123,8 +136,11 @@ def _without_spans(result: ItemResult) -> ItemResult:
     return replace(result, rounds=tuple(replace(row, spans=(), **none) for row in result.rounds))
 
 
-def _request(item: WorkItem, index: int, category: str, own: list[RoundRow]) -> RequestRow:
+def _request(
+    item: WorkItem, method: Method, index: int, category: str, own: list[RoundRow]
+) -> RequestRow:
     cell, decode_ns = item.cell, own[-1].end_ns - own[0].start_ns
+    text = (at % 3 if method.loops else (7 * index + 3 * at * at) % 997 for at in range(TOKENS))
     return RequestRow(
         item=item.id,
         method=cell.method,
@@ -139,7 +155,7 @@ def _request(item: WorkItem, index: int, category: str, own: list[RoundRow]) -> 
         prompt_index=index,
         prompt_tokens=20,
         output_tokens=TOKENS,
-        output_ids=tuple((7 * index + 3 * at * at) % 997 for at in range(TOKENS)),
+        output_ids=tuple(text),
         finish="eos",
         prefill_ns=30 * MS,
         ttft_ns=30 * MS + own[0].end_ns - own[0].start_ns,
@@ -176,7 +192,7 @@ def _rounds(
                 backup="fast" if cache == "miss" else None,
                 guesses=8 if method.speculate_ms else None,
                 hit_chance=0.75 if method.speculate_ms else None,
-                rank=None,
+                rank=_rank(method, number),
                 spans=spans,
                 **{f"{kind}_ns": _total(spans, kind) for kind in KINDS},
             )
@@ -185,9 +201,15 @@ def _rounds(
     return rounds
 
 
+def _rank(method: Method, number: int) -> int | None:
+    """None in a sequence's first round, which no outcome is before."""
+    return method.ranks[number % len(method.ranks)] if method.ranks and number else None
+
+
 def _spans(method: Method, start: int, missed: bool, slower: float) -> tuple[SpanRow, ...]:
     lengths = {
         "wait": method.wait_ms * (4 if missed else 1),
+        "transfer": method.transfer_ms,
         "draft": method.draft_ms,
         "verify": method.verify_ms,
     }

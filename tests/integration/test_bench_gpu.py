@@ -65,13 +65,19 @@ def test_what_a_round_spends(rounds):
     hit, miss = CacheOutcome.HIT, CacheOutcome.MISS
     steps = [
         timed(0, hit, (SpanKind.WAIT, -5, 1), (SpanKind.VERIFY, 1, 8)),  # waited before it began
-        timed(10, miss, (SpanKind.DRAFT, 10, 13), (SpanKind.VERIFY, 13, 19)),
+        timed(
+            10,
+            miss,
+            (SpanKind.DRAFT, 10, 12),
+            (SpanKind.TRANSFER, 12, 13),
+            (SpanKind.VERIFY, 13, 19),
+        ),
         timed(20, hit),  # the last: its end is not known
     ]
     whole, hits, misses = rounds.summarise("ssd", steps)
     assert (whole.kind, whole.rounds, hits.kind, misses.kind) == ("all", 2, "hit", "miss")
-    # 0 to 10 ms: 1 waiting, 7 verifying, so 2 of the host; 10 to 20 ms: 3 drafting, 6 verifying
+    # 0 to 10 ms: 1 waiting, 7 verifying, so 2 of the host; 10 to 20 ms: 2 drafting, 1 on the way
     assert (hits.round_ms, hits.wait_ms, hits.verify_ms, hits.host_ms) == (10, 1, 7, 2)
-    assert (misses.draft_ms, misses.verify_ms, misses.host_ms) == (3, 6, 1)
+    assert (misses.draft_ms, misses.wait_ms, misses.verify_ms, misses.host_ms) == (2, 1, 6, 1)
     assert hits.gap == pytest.approx(3 / 7)
     assert hits.host_share == pytest.approx(2 / 3)

@@ -41,7 +41,14 @@ def whole_run(directory: Path, **manifest: Any) -> Path:
         for temperature in (0.0, 1.0)
         for batch in (1, 4)
     ]
-    decoders = {each.id: {"devices": 2, "options": VARIANTS.get(each.method, {})} for each in cells}
+    decoders = {
+        each.id: {
+            "devices": 2,
+            "options": VARIANTS.get(each.method, {}),
+            "diagnostics": {"critical_batch_size": 2.0} if each.method in VARIANTS else {},
+        }
+        for each in cells
+    }
     return write_run(directory, cells, methods=methods, decoders=decoders, **manifest)
 
 
@@ -132,11 +139,9 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
 def test_every_figure_has_its_three_files(written: Written) -> None:
     out = written.index.parent
     keys = [figure.key for figure in written.figures]
-    assert keys[:4] == ["fan-out", "saguaro-c", "fallback", "speed"]
-    assert [each.key for each in written.left_out] == [
-        "miss-rate",
-        "saguaro-residual",
-    ]  # made-up rounds have no ranks
+    figures = ["miss-rate", "fan-out", "saguaro-c", "saguaro-residual", "fallback", "speed"]
+    assert keys == [*figures, "pareto-1", "pareto-2"]  # at two temperatures
+    assert written.left_out == ()
     for key in keys:
         ElementTree.parse(out / f"{key}.svg")
         assert (out / f"{key}.png").read_bytes()[:4] == b"\x89PNG"
@@ -144,8 +149,32 @@ def test_every_figure_has_its_three_files(written: Written) -> None:
     page = Page(written.index)
     assert page.elements.count("svg") == len(keys)
     assert len(page.values("id")) == len(set(page.values("id")))
-    assert "miss-rate: needs rounds of ssd with the draft's rank" in page.text
     assert page.is_inert
+
+
+def test_the_critical_batch_size_is_drawn(written: Written) -> None:
+    (fallback,) = (figure for figure in written.figures if figure.key == "fallback")
+    assert set(fallback.table["critical_batch_size"]) == {2.0}
+    with style():
+        panels = fallback.draw().axes
+    assert len(panels) == 2  # a temperature each
+    for axes in panels:
+        assert [2.0, 2.0] in [list(line.get_xdata()) for line in axes.lines]
+
+
+def test_miss_rates_fall_with_the_fan_out_beside_their_fit(written: Written) -> None:
+    table = pd.read_csv(written.index.parent / "miss-rate.csv")
+    curves = table.groupby(["temperature", "after"])
+    assert len(curves) == 4  # two temperatures, after hits and after misses
+    # Rounds 4, 8, ... miss; ranks from there are 1, 2, 1, 5: behind a miss 2, else 1, 1 and 5.
+    last_missed = {"miss": 1, "hit": 4}
+    for (_, after), curve in curves:
+        assert curve["miss_rate"].is_monotonic_decreasing
+        rates = curve.set_index("fan_out")["miss_rate"]
+        assert rates[last_missed[after]] == pytest.approx(1 if after == "miss" else 1 / 3, abs=0.05)
+        assert rates[last_missed[after] + 1] == 0
+        law = (1 + curve["fan_out"]) ** -curve["exponent"]
+        assert curve["fitted"].to_numpy() == pytest.approx(law.to_numpy())
 
 
 def test_published_speeds_stand_apart(written: Written) -> None:
@@ -161,7 +190,9 @@ def test_a_run_of_one_cell_draws_nothing_and_says_so(tmp_path: Path) -> None:
     written = write_paper([write_run(tmp_path / "run", [cell("ar")])], tmp_path / "out")
     assert written.figures == ()
     assert len(written.left_out) == 7
-    assert "Left out" in Page(written.index).text
+    told = Page(written.index).text
+    assert "Left out" in told
+    assert "miss-rate: needs rounds of ssd with the draft's rank" in told
 
 
 def test_png_has_the_pages_colours(written: Written) -> None:

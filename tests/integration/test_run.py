@@ -42,7 +42,7 @@ RUN = (
 CELL_KEYS = {
     *("method", "dataset", "temperature", "batch_size", "requests", "tokens", "tokens_per_s"),
     *("tokens_per_s_per_device", "tpot_ms", "ttft_ms", "acceptance_length", "acceptance_rate"),
-    *("hit_rate", "draft_ms", "verify_ms", "wait_ms", "speedup"),
+    *("hit_rate", "draft_ms", "verify_ms", "wait_ms", "transfer_ms", "speedup"),
 }
 
 

@@ -7,7 +7,7 @@ The target counts 1, 2, 3, ...; the draft counts along ("always"), skips ("never
 import pytest
 from fixed_logits import Counting, Pair, Scripted, decode
 
-from harness.decoder import FinishReason, Request, SamplingParams, SpanKind
+from harness.decoder import FinishReason, Request, SamplingParams, Span, SpanKind
 from impl.engine.chain import Drafted, DraftedToken
 
 COUNT = Counting(10)
@@ -114,11 +114,11 @@ def test_tokens_still_on_their_way_when_the_draft_rolled_back_are_dropped():
         decoder.step()  # 1 is accepted, 2 emitted
         client = decoder.draft
         old, new = client.chains["a"].number - 1, client.chains["a"].number
-        span = client.take_passes
+        span = Span(SpanKind.SPECULATE, 0, 2)
         for number, token in ((old, 0), (old, 7), (new, 3)):
-            client._take(Drafted((DraftedToken("a", number, token),), span))
+            client._take(Drafted((DraftedToken("a", number, token),), span, 1, ()))
         assert client.chains["a"].tokens == [3]
-        client._take(Drafted((DraftedToken("gone", old, 1),), span))
+        client._take(Drafted((DraftedToken("gone", old, 1),), span, 1, ()))
 
 
 def test_a_batch_waits_for_its_latest_sequence_and_each_goes_its_own_way():
@@ -133,8 +133,10 @@ def test_a_batch_waits_for_its_latest_sequence_and_each_goes_its_own_way():
 def test_where_the_time_went():
     (first, *_) = rounds_of(COUNT, beside=2)
     kinds = [span.kind for span in first.spans]
+    # Waits until the draft listens, receives and draws; what was drafted beside the pass is there.
     assert kinds == [SpanKind.SPECULATE] * 3 + [
-        SpanKind.WAIT, SpanKind.VERIFY, SpanKind.WAIT, SpanKind.VERIFY
+        SpanKind.WAIT, SpanKind.TRANSFER, SpanKind.WAIT, SpanKind.TRANSFER, SpanKind.VERIFY,
+        SpanKind.TRANSFER, SpanKind.VERIFY,
     ]  # fmt: skip
 
 

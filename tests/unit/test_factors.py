@@ -1,5 +1,6 @@
 """The change of a cell's speed, spread over acceptance, hit rate and step time by hand."""
 
+from dataclasses import replace
 from math import prod
 
 import pandas as pd
@@ -18,7 +19,7 @@ def cell(*rounds: tuple[str | None, int, float]) -> CellData:
     spent = (table["ms"] * MS).astype("int64")
     table = table.assign(
         item="i", request_id="mini/0/r0", step=range(len(table)), live=1, draft_ns=0, wait_ns=0
-    ).assign(start_ns=0, end_ns=spent, verify_ns=spent)
+    ).assign(start_ns=0, end_ns=spent, verify_ns=spent, transfer_ns=0.0)
     return CellData(Cell("ssd", "mini", 0.0, 1), pd.DataFrame({"request_id": ["mini/0/r0"]}), table)
 
 
@@ -52,6 +53,15 @@ def test_slower_rounds_are_blamed_on_step_time_and_its_span():
     base, new = cell((None, 1, 100.0)), cell((None, 1, 108.0))
     assert ratios(base, new) == pytest.approx((1.0, 1.0, 100 / 108))
     assert factors(base, new).blame == "step time (verify +8 ms)"
+
+
+def test_a_run_from_before_transfers_were_told_apart_has_them_in_wait():
+    # of 100 ms, 8 waited for; then 5 waited for and 3 of transfers, and 10 more ms of verifying
+    before, after = cell((None, 1, 100.0)), cell((None, 1, 110.0))
+    old = before.rounds.assign(verify_ns=92 * MS, wait_ns=8 * MS, transfer_ns=float("nan"))
+    new = after.rounds.assign(verify_ns=102 * MS, wait_ns=5 * MS, transfer_ns=3.0 * MS)
+    found = factors(replace(before, rounds=old), replace(after, rounds=new))
+    assert found.blame == "step time (verify +10 ms)"
 
 
 def test_two_changes_at_once_are_averaged_over_their_orders():

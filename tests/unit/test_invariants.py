@@ -17,8 +17,12 @@ MS = 1_000_000
 
 
 def steps(*told: tuple[float, float, float, float], item: str = "sd/i") -> pd.DataFrame:
-    """Steps of (duration, draft, verify, wait) in milliseconds, one after the other."""
+    """Steps of (duration, draft, verify, wait) in milliseconds, one after the other.
+
+    Two fifths of a wait are transfers.
+    """
     table = pd.DataFrame(told, columns=["wall", "draft_ns", "verify_ns", "wait_ns"]) * MS
+    table = table.assign(transfer_ns=0.4 * table["wait_ns"], wait_ns=0.6 * table["wait_ns"])
     ends = table["wall"].cumsum()
     return table.assign(
         item=item, step=range(len(told)), start_ns=ends - table["wall"], end_ns=ends
@@ -52,6 +56,13 @@ def test_spans_that_add_up(told):
 )
 def test_spans_that_do_not(told, message):
     assert list(span_faults(steps(*told))) == [message]
+
+
+def test_a_run_from_before_transfers_were_told_apart_adds_up():
+    table = steps((200, 40, 100, 60))
+    whole = table["wait_ns"] + table["transfer_ns"]
+    old = table.assign(wait_ns=whole, transfer_ns=float("nan"))
+    assert list(span_faults(old)) == []
 
 
 def test_sequences_of_one_step_share_its_spans():

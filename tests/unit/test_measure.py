@@ -64,15 +64,18 @@ def test_spans_are_totalled_by_kind_relative_to_the_first_step():
         Span(SpanKind.DRAFT, 1100, 1102),
         Span(SpanKind.VERIFY, 1102, 1108),
         Span(SpanKind.DRAFT, 1108, 1109),
+        Span(SpanKind.TRANSFER, 1109, 1110),
         Span(SpanKind.SPECULATE, 1099, 1110),
     )
     done = emit(A, 9, finish=EOS, spans=spans, cache=CacheOutcome.MISS, backup="fast", guesses=12)
     (row,) = decode(SINGLE, {A: [done]}).rounds  # the first step starts at 1000 + 100
     assert (row.draft_ns, row.verify_ns, row.wait_ns, row.speculate_ns) == (3, 6, 0, 11)
+    assert row.transfer_ns == 1
     assert [(s.kind, s.start_ns, s.end_ns) for s in row.spans] == [
         ("draft", 0, 2),
         ("verify", 2, 8),
         ("draft", 8, 9),
+        ("transfer", 9, 10),
         ("speculate", -1, 10),
     ]
     assert (row.cache, row.backup, row.guesses) == ("miss", "fast", 12)

@@ -28,6 +28,7 @@ def test_batch_counts_each_step_once(tmp_path):
     assert (metrics.tpot_ms.p50, metrics.tpot_ms.p95) == pytest.approx((10e-6, 10e-6))
     assert metrics.hit_rate is None
     assert (metrics.draft_ms, metrics.verify_ms, metrics.wait_ms) == (None, None, None)
+    assert metrics.transfer_ms is None
 
 
 def test_devices_unknown_leave_the_per_device_rate_open(tmp_path):
@@ -58,11 +59,14 @@ def test_hit_rate_leaves_out_rounds_without_an_earlier_outcome(tmp_path):
 
 
 def test_spans_shared_by_the_sequences_of_a_step_count_once(tmp_path):
-    spans = (Span(SpanKind.DRAFT, 1200, 1204), Span(SpanKind.VERIFY, 1204, 1210))
+    edges = {SpanKind.DRAFT: (1200, 1204), SpanKind.TRANSFER: (1204, 1205)}
+    edges[SpanKind.VERIFY] = (1205, 1210)
+    spans = tuple(Span(kind, *edge) for kind, edge in edges.items())
     script = {name: [emit(name, 9, finish=EOS, spans=spans)] for name in (A, B)}
     (data,) = cells(tmp_path, decode(SD_BATCH, script)).values()
     metrics = cell_metrics(data, devices=1)
-    assert (metrics.draft_ms, metrics.verify_ms, metrics.wait_ms) == (4e-6, 6e-6, 0.0)
+    assert (metrics.draft_ms, metrics.verify_ms, metrics.wait_ms) == (4e-6, 5e-6, 0.0)
+    assert metrics.transfer_ms == 1e-6
 
 
 def test_tokens_of_a_round_arrive_together(tmp_path):

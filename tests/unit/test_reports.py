@@ -32,7 +32,7 @@ def cell(method: str, dataset: str = "d", **fields: object) -> CellResult:
     empty: dict[str, object] = {
         **dict.fromkeys(("tokens_per_s", "tokens_per_s_per_device", "peak_tokens_per_s")),
         **dict.fromkeys(("acceptance_length", "acceptance_rate", "hit_rate")),
-        **dict.fromkeys(("step_ms", "draft_ms", "verify_ms", "wait_ms")),
+        **dict.fromkeys(("step_ms", "draft_ms", "verify_ms", "wait_ms", "transfer_ms")),
         **dict.fromkeys(("verified", "degraded", "prediction", "contention", "energy")),
         **dict.fromkeys(TIMES, NONE),
         "acceptance_by_position": (),

@@ -42,6 +42,7 @@ def rounds(rows, method="ssd"):
                 "backup": None,
                 "verify_ns": verify * _MS,
                 "wait_ns": 0,
+                "transfer_ns": 0.0,
                 "speculate_ns": 0,
                 "spans": [],
             }
@@ -111,6 +112,7 @@ def shared(rows, method):
                     "backup": None,
                     "verify_ns": verify * _MS,
                     "wait_ns": 0,
+                    "transfer_ns": 0.0,
                     "speculate_ns": 0,
                     "spans": [],
                 }

@@ -49,7 +49,7 @@ def test_a_run_reads_the_same_before_and_after_the_merge(running):
     names = {path.name for path in running.directory.iterdir()}
     assert names == {"manifest.json", "requests.parquet", "rounds.parquet"}
     manifest = read_run(running.directory).manifest
-    assert (manifest["schema"], manifest["status"]) == (2, "finished")
+    assert (manifest["schema"], manifest["status"]) == (3, "finished")
     assert manifest["command"] == ["harness", "run"]
     assert manifest["created"] <= manifest["ended"]
 
@@ -194,8 +194,8 @@ def test_damaged_tables_and_manifests_are_errors_that_name_the_file(running):
 
 
 def test_a_newer_schema_and_a_foreign_folder_are_refused(running, tmp_path):
-    running.update(schema=3)
-    told = "has schema 3, this program reads up to 2; update the program"
+    running.update(schema=4)
+    told = "has schema 4, this program reads up to 3; update the program"
     with pytest.raises(StoreError, match=told):
         read_run(running.directory)
     running.update(schema="1")

@@ -20,7 +20,7 @@ SSD = Cell("ssd", "mini", 0.0, 1)
 CELL_NAMES = {
     *("method", "dataset", "temperature", "batch_size", "requests", "tokens", "tokens_per_s"),
     *("tokens_per_s_per_device", "tpot_ms", "ttft_ms", "acceptance_length", "acceptance_rate"),
-    *("hit_rate", "draft_ms", "verify_ms", "wait_ms", "speedup"),
+    *("hit_rate", "draft_ms", "verify_ms", "wait_ms", "transfer_ms", "speedup"),
 }
 TIMES = ("tpot_ms", "ttft_ms", "latency_ms", "inter_token_ms", "inter_round_ms")
 
