@@ -198,17 +198,29 @@ def _pin_warnings(manifest: Mapping[str, Any]) -> Iterable[str]:
 
 
 def _prompt_warnings(cells: Sequence[CellData]) -> Iterable[str]:
+    """A line for what one setting or more have; the methods of a setting share their prompts."""
+    groups: dict[Cell, list[CellData]] = {}
     for data in cells:
-        cell, prompts = data.cell, data.requests["prompt_index"].nunique()
-        if cell != cell.group:
-            continue
-        where = f"{cell.dataset} at temperature {cell.temperature:g}, batch size {cell.batch_size}"
-        if prompts < _FEW_PROMPTS:
-            yield f"{where}: {prompts} prompts; intervals from fewer than {_FEW_PROMPTS} mislead"
-        if prompts < cell.batch_size:
-            yield f"{where}: {prompts} prompts never fill the batch"
-        if not any(other.cell.control and other.cell.group == cell for other in cells):
-            yield f"{where}: no A/A control, so the noise of this machine is unknown"
+        groups.setdefault(data.cell.group, []).append(data)
+    found: dict[str, list[Cell]] = {}
+    for cell, own in groups.items():
+        for warning in _setting_warnings(cell, own):
+            found.setdefault(warning, []).append(cell)
+    for warning, (first, *others) in found.items():
+        where = f"{first.dataset} at temperature {first.temperature:g}"
+        more = f" and {len(others)} more setting{'s' * (len(others) > 1)}" if others else ""
+        yield f"{where}, batch size {first.batch_size}{more}: {warning}"
+
+
+def _setting_warnings(setting: Cell, cells: Sequence[CellData]) -> Iterable[str]:
+    count = max(data.requests["prompt_index"].nunique() for data in cells)
+    prompts = f"{count} prompt{'s' * (count != 1)}"
+    if count < _FEW_PROMPTS:
+        yield f"{prompts}; intervals from fewer than {_FEW_PROMPTS} mislead"
+    if count < setting.batch_size:
+        yield f"{prompts} never fill the batch"
+    if not any(data.cell.control for data in cells):
+        yield "no A/A control, so the noise of this machine is unknown"
 
 
 def _output_warnings(run: RunData) -> Iterable[str]:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from made_up_runs import HOSTILE, METHODS, cell, write_run
 from test_paper_figures import whole_run
+from test_report_kinds import grid_run
 
 from reports.dashboard.site import build_site
 from reports.page import build
@@ -92,6 +93,10 @@ def report_pages(folder: Path) -> list[Path]:
     ]
 
 
+def large_pages(folder: Path) -> list[Path]:
+    return [build([grid_run(folder / "grid")], folder / "grid.html")]
+
+
 def dashboard_pages(folder: Path) -> list[Path]:
     for at in range(3):
         created = f"2026-03-0{at + 1}T08:00:00+00:00"
@@ -109,7 +114,7 @@ def paper_pages(folder: Path) -> list[Path]:
     return [write_paper([whole_run(folder / "variants", **told)], folder / "paper").index]
 
 
-@pytest.mark.parametrize("make", [report_pages, dashboard_pages, paper_pages])
+@pytest.mark.parametrize("make", [report_pages, large_pages, dashboard_pages, paper_pages])
 def test_a_reader_stumbles_on_nothing(browser: str, make: Any, tmp_path: Path) -> None:
     pages = make(tmp_path)
     views = look(browser, *pages)

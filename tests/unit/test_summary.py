@@ -303,6 +303,28 @@ def test_a_run_under_way_is_summarised_and_says_so(tmp_path):
     assert found["warnings"][0] == "the run is running: the figures cover the items measured so far"
 
 
+def test_methods_without_the_baseline_are_warned_about_once_for_a_setting(tmp_path):
+    script = {A: one_token_rounds(A, 1, 9)}
+    found = summary(tmp_path, decode(SD, script), decode(SSD, script))
+    where = "mini at temperature 0, batch size 1"
+    assert [warning for warning in found["warnings"] if warning.startswith(where)] == [
+        f"{where}: 1 prompt; intervals from fewer than 10 mislead",
+        f"{where}: no A/A control, so the noise of this machine is unknown",
+    ]
+
+
+def test_what_many_settings_have_is_one_line(tmp_path):
+    cells = [replace(AR, batch_size=size) for size in (1, 2, 4)]
+    found = summary(tmp_path, *map(autoregressive, cells))
+    assert [warning for warning in found["warnings"] if "batch size" in warning] == [
+        "mini at temperature 0, batch size 1 and 2 more settings: 2 prompts; "
+        "intervals from fewer than 10 mislead",
+        "mini at temperature 0, batch size 1 and 2 more settings: "
+        "no A/A control, so the noise of this machine is unknown",
+        "mini at temperature 0, batch size 4: 2 prompts never fill the batch",
+    ]
+
+
 def test_a_batch_that_is_never_full_is_warned_about(tmp_path):
     found = summary(tmp_path, autoregressive(replace(AR, batch_size=4)))
     where = "mini at temperature 0, batch size 4"
