@@ -82,6 +82,8 @@ class RunConfig(BaseModel):
         control: measure the baseline a second time (A/A); its speedup interval must hold 1.
         warmup_steps: most unmeasured steps of each decoder before the first item; fewer when
             their durations agree sooner.
+        warmup_prompt_tokens: warm-up prompts are cut to so many of their last tokens, as by the
+            searches of `harness tune`; None leaves them whole.
         raw: prompts as they are, without the chat template.
         system: system prompt of the chat template.
         isolate: measure each repeat of a group of comparable cells in a fresh process, and prepare
@@ -130,6 +132,7 @@ class RunConfig(BaseModel):
     verify: bool = True
     control: bool = True
     warmup_steps: Count = 20
+    warmup_prompt_tokens: Count | None = None
     raw: bool = False
     system: str | None = None
     isolate: bool = True

@@ -50,6 +50,8 @@ class Workload:
     def warm_up_requests(self, cell: Cell) -> list[Request]:
         """A full batch to warm up on, under ids (so random streams) that no measured one has."""
         prompts = list(self.prompts[cell.dataset].values())[: cell.batch_size]
+        if most := self.config.warmup_prompt_tokens:
+            prompts = [replace(prompt, ids=prompt.ids[-most:]) for prompt in prompts]
         return [self._request(f"warm-up/{i}", prompt, cell) for i, prompt in enumerate(prompts)]
 
     def prompt_ids(self) -> dict[str, tuple[int, ...]]:

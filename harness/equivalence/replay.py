@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _SKIPPED = {  # fields that change no token, or that the command names itself
     *("methods", "temperatures", "batch_sizes", "options", "placement", "control"),
-    *("warmup_steps", "cache_dir", "verify", "max_rounds"),
+    *("warmup_steps", "warmup_prompt_tokens", "cache_dir", "verify", "max_rounds"),
 }
 
 

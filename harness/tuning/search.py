@@ -5,12 +5,13 @@ with the other candidates of its method; the fastest third goes on, and so on un
 rungs of a method get equal shares of its rounds, so the fewer candidates are left, the longer each
 is measured. What a rung could not spend, because outputs ended early, the next one has.
 
-Every method gets the same number of rounds, however many candidates it has.
+Every method gets the same number of rounds, however many candidates it has. Only decoding is
+compared, never a prefill, so warm-up prompts are cut short: candidates are many, prompts are long.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import product
@@ -29,7 +30,7 @@ from harness.prompts import PromptSet
 from harness.run_prompts import prompt_sets
 from harness.runner import run
 from harness.speedup import throughput
-from harness.tuning.choices import Candidate, Choice
+from harness.tuning.choices import Candidate, Choice, Setting
 
 if TYPE_CHECKING:
     from harness.store import RunData
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 KEPT_ONE_IN = 3
 _ROUNDS_A_PROMPT = 16  # at least, where there are enough rounds: the first rounds are unlike others
 _MOST_ROUNDS_A_PROMPT = 32  # beyond this a prompt is decoded again instead
+_FEWEST_ROUNDS = 8  # of a full batch, below which a candidate's speed says little
+_WARM_UP_TOKENS = 32  # of a prompt
 
 Options = Mapping[str, Any]
 
@@ -66,10 +69,13 @@ class Search:
     batch_size: int
     budget: int
 
+    def __str__(self) -> str:
+        return f"{self.method} ({Setting(self.temperature > 0, self.batch_size)})"
+
 
 def tune(
     config: RunConfig, budget: int, out: Path, progress: Callable[[], Progress]
-) -> tuple[Choice, ...]:
+) -> Iterator[Choice]:
     """Tunes every method of a config that declares a grid, for each temperature and batch size.
 
     Args:
@@ -79,11 +85,11 @@ def tune(
         progress: makes what one run reports to.
 
     Returns:
-        The choices, in the order in which they were made.
+        The choices, each as soon as it is made: what ends a search takes none of those before it.
 
     Raises:
-        UsageError: as `harness.runner.run`; emulated devices or a synthetic acceptance; no method
-            has anything to tune, or too few rounds.
+        UsageError: before anything is measured, as `harness.runner.run`; emulated devices or a
+            synthetic acceptance; no method has anything to tune, or too few rounds.
         HarnessError: as `harness.runner.run`; or every candidate of a method failed.
         KeyboardInterrupt: interrupted; the runs made so far stay.
     """
@@ -99,12 +105,15 @@ def tune(
         Search(name, config.options.get(name, {}), temperature, batch_size, budget)
         for name, temperature, batch_size in settings
     ]
-    for search in searches:  # before anything is measured
-        points = candidates(tunable[search.method])
-        _refuse_small_budget(search, len(points), len(config.datasets))
+    points = {name: candidates(method) for name, method in tunable.items()}
+    for search in searches:
+        _refuse_small_budget(search, len(points[search.method]), len(config.datasets))
+    for search in searches:
+        if warning := thin_evidence(search, len(points[search.method])):
+            progress().note(f"warning: {warning}")
     sets = prompt_sets(config.model_copy(update={"split": "tuning"}))
-    return tuple(
-        _Searching(config, search, out, progress, sets).choose(candidates(tunable[search.method]))
+    return (
+        _Searching(config, search, out, progress, sets).choose(points[search.method])
         for search in searches
     )
 
@@ -134,6 +143,19 @@ def plan_rung(rounds: int, prompts: int, batch_size: int) -> Rung:
     used = min(prompts, rounds, max(2 * batch_size, rounds // _ROUNDS_A_PROMPT))
     repeats = ceil(rounds / (used * _MOST_ROUNDS_A_PROMPT))
     return Rung(used, repeats, rounds // (used * repeats))
+
+
+def thin_evidence(search: Search, count: int) -> str | None:
+    """What to say where the first rung has too few rounds to rank `count` candidates by."""
+    rung_count = len(rungs(count))
+    enough = _FEWEST_ROUNDS * search.batch_size * count * rung_count
+    if search.budget >= enough:
+        return None
+    return (
+        f"{search}: {count} candidates share {search.budget // rung_count} rounds in the first "
+        f"rung, fewer than {_FEWEST_ROUNDS} of a full batch each, which rank little; give "
+        f"--rounds {enough}, or fewer candidates with --set"
+    )
 
 
 def _kept(count: int) -> int:
@@ -215,6 +237,7 @@ class _Searching:
             "repeats": plan.repeats,
             "max_rounds": plan.rounds_a_prompt,
             "block_size": 1,
+            "warmup_prompt_tokens": _WARM_UP_TOKENS,
             "temperatures": (search.temperature,),
             "batch_sizes": (search.batch_size,),
             "control": False,

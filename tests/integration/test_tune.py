@@ -258,6 +258,44 @@ def test_a_method_whose_every_candidate_fails_is_told(tmp_path, monkeypatch):
     assert json.loads((tmp_path / "runs/few-t0-b1/rung-0/manifest.json").read_text())["failures"]
 
 
+def test_what_was_chosen_before_another_method_failed_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(Many, "STEP_MS", {})
+    base = ("tune", "--methods", "few,many", *common(tmp_path), "--rounds", "216")
+    result = harness(*base, "--out", tmp_path / "runs")
+    assert result.exit_code == 1
+    assert "error: many: every candidate failed" in result.output
+    assert {choice.method: choice.options for choice in read_choices(tmp_path / "cache/tuned")} == {
+        "few": {"size": 2}
+    }
+
+
+def test_few_rounds_a_candidate_are_warned_of_before_anything_runs(tmp_path):
+    base = ("tune", "--methods", "few,many", *common(tmp_path), "--rounds", "24")
+    result = harness(*base, "--out", tmp_path / "runs")
+    assert result.exit_code == 0, result.output
+    first, *_ = result.output.splitlines()
+    assert first.startswith("warning: many (greedy, batch size 1): 9 candidates share 12 rounds")
+    assert "warning: few" not in result.output  # 24 rounds of 3 candidates
+
+
+def test_a_rung_warms_up_on_the_end_of_a_prompt_and_measures_whole_ones(tmp_path, monkeypatch):
+    sizes: dict[bool, set[int]] = {True: set(), False: set()}  # by whether it is a warm-up
+    start = Few.start
+
+    def watched(self: Few, requests: Sequence[Request]) -> None:
+        for request in requests:
+            sizes[request.request_id.startswith("warm-up")].add(len(request.prompt_ids))
+        start(self, requests)
+
+    monkeypatch.setattr(Few, "start", watched)
+    base = ("tune", "--methods", "few", *common(tmp_path), "--rounds", "216")
+    assert harness(*base, "--out", tmp_path / "runs").exit_code == 0
+    assert max(sizes[True]) <= 32 < max(sizes[False])
+    sizes[True].clear()
+    run(tmp_path, tmp_path / "run", "--no-tuned")
+    assert max(sizes[True]) > 32  # a run that is quoted warms up on whole ones
+
+
 @pytest.mark.slow
 def test_sd_and_ssd_are_tuned_on_the_tiny_pair_and_run_with_it(tmp_path):
     """The real methods in processes of their own, as a user has them."""

@@ -22,7 +22,7 @@ from harness.tuning.choices import (
     read_choices,
     write_choice,
 )
-from harness.tuning.search import Rung, candidates, plan_rung, rungs
+from harness.tuning.search import Rung, Search, candidates, plan_rung, rungs, thin_evidence
 from harness.tuning.usage import use_choices
 from impl.ssd.options import SaguaroOptions
 
@@ -116,6 +116,25 @@ def test_rounds_are_spread_over_prompts_before_they_make_outputs_longer(
 ):
     assert plan_rung(rounds, prompts, batch_size) == plan
     assert plan.prompts * plan.repeats * plan.rounds_a_prompt <= rounds
+
+
+@pytest.mark.parametrize(
+    ("count", "batch_size", "enough", "share"),
+    [
+        (3, 1, 24, 23),  # one rung
+        (14, 1, 336, 111),  # 14, 5 and 2 candidates: a third of the rounds is 112 = 14 * 8
+        (14, 8, 2688, 895),  # eight sequences share them
+    ],
+)
+def test_a_rung_of_fewer_than_8_rounds_a_candidate_is_warned_of(count, batch_size, enough, share):
+    search = Search("sd", {}, 0.0, batch_size, enough)
+    assert thin_evidence(search, count) is None
+    warning = thin_evidence(replace(search, budget=enough - 1), count)
+    assert warning == (
+        f"sd (greedy, batch size {batch_size}): {count} candidates share {share} rounds in the "
+        "first rung, fewer than 8 of a full batch each, which rank little; give "
+        f"--rounds {enough}, or fewer candidates with --set"
+    )
 
 
 def test_a_choice_is_read_back_as_it_was_written_the_newest_first(tmp_path):

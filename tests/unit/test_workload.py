@@ -58,3 +58,12 @@ def test_warm_up_uses_ids_that_no_measured_request_has() -> None:
     requests = found.warm_up_requests(found.cells[0])
     assert [request.prompt_ids for request in requests] == [(7, 8), (2, 3)]
     assert not {request.request_id for request in requests} & found.prompt_ids().keys()
+
+
+@pytest.mark.parametrize(("most", "ids"), [(None, (7, 8)), (1, (8,)), (2, (7, 8)), (9, (7, 8))])
+def test_warm_up_prompts_may_be_cut_to_their_last_tokens_and_measured_ones_never(
+    most: int | None, ids: tuple[int, ...]
+) -> None:
+    found = workload(warmup_prompt_tokens=most)
+    assert [request.prompt_ids for request in found.warm_up_requests(found.cells[0])] == [ids]
+    assert found.requests(found.plan[0])[0].prompt_ids == (7, 8)
