@@ -8,7 +8,8 @@ Prefill: `start` returns with the first token of any of its streams. Up to then 
 prefilled; what it prefills later, of this batch or of requests admitted to it, falls into steps, as
 the server goes on decoding the others meanwhile. So the first token comes with the prefill: time
 per output token compares with other methods', n tokens take n - 1 token times.
-Switch prefix caching off on the server, or repeated prompts are not prefilled at all.
+Switch prefix caching off on the server, or repeated prompts are not prefilled at all. Give it a
+slot for each sequence of a batch: a step waits for a token of each, so for one in a queue as well.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from harness.errors import EndpointError, ModelError, RequestError
 from impl.engine.sequence import Sequence, SequenceSlots
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from baselines.endpoint_stream import Stream
 
 
@@ -44,7 +47,7 @@ class EndpointOptions(DecoderOptions):
     openai_only: bool = Field(False, description="leave out what OpenAI's own API does not know")
     api_key_env: str | None = Field(None, description="environment variable that holds the key")
     connect_timeout: float = Field(10, gt=0, description="seconds")
-    read_timeout: float = Field(120, gt=0, description="seconds without any data")
+    read_timeout: float = Field(120, gt=0, description="seconds without a token")
 
 
 class EndpointDecoder(Decoder):
@@ -62,10 +65,14 @@ class EndpointDecoder(Decoder):
         self.streams: dict[str, Stream] = {}
         self.arrival = threading.Condition()
         self.source = ""
+        self.tokenizer = self._tokenizer()
         self.client = httpx2.Client(
-            headers=_authorization(options),
+            # A compressor would hold tokens back.
+            headers={"Accept-Encoding": "identity", **_authorization(options)},
             timeout=httpx2.Timeout(options.read_timeout, connect=options.connect_timeout),
-            limits=httpx2.Limits(max_connections=None),
+            # A connection for each request: none that the server has closed meanwhile, and none
+            # that keeps one of its threads waiting.
+            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=0),
         )
         try:
             self.model = options.model or self._only_model()
@@ -118,7 +125,9 @@ class EndpointDecoder(Decoder):
         name = sequence.request.request_id
         stream = self.streams[name]
         try:
-            tokens = sequence.append(stream.take())
+            tokens = sequence.append(stream.take(self.options.read_timeout))
+            if sequence.finish is not None:
+                stream.settle(self.options.read_timeout)
         except EndpointError as error:
             raise EndpointError(f"{self.options.url}: request {name}: {error}") from error
         self.source = stream.source
@@ -142,10 +151,11 @@ class EndpointDecoder(Decoder):
         self.streams[request.request_id] = Stream(send, self.arrival)
 
     def _await_first(self) -> None:
-        """Returns when any stream has something to take, good or bad."""
+        """Returns when any stream has something to take, good or bad, or none has for too long."""
         with self.arrival:
             self.arrival.wait_for(
-                lambda: not self.streams or any(s.ready for s in self.streams.values())
+                lambda: not self.streams or any(s.ready for s in self.streams.values()),
+                self.options.read_timeout,
             )
 
     def _release_all(self) -> None:
@@ -177,13 +187,18 @@ class EndpointDecoder(Decoder):
             body["stream_options"] = {"include_usage": True}
         return body if options.openai_only else _merged(body, _extensions(sampling.top_k))
 
-    def _prompt(self, request: Request) -> dict[str, Any]:
+    def _tokenizer(self) -> PreTrainedTokenizerBase | None:
+        """Where prompts go as text; loaded once, as that takes longer than many a prefill."""
         if self.options.api != "chat" and self.options.prompt == "ids":
-            return {"prompt": list(request.prompt_ids)}
+            return None
         from impl.engine.loader import load_tokenizer
 
-        tokenizer = load_tokenizer(self.setup.models.target_folder)
-        text = tokenizer.decode(list(request.prompt_ids))
+        return load_tokenizer(self.setup.models.target_folder)
+
+    def _prompt(self, request: Request) -> dict[str, Any]:
+        if self.tokenizer is None:
+            return {"prompt": list(request.prompt_ids)}
+        text = self.tokenizer.decode(list(request.prompt_ids))
         if self.options.api == "chat":
             return {"messages": [{"role": "user", "content": text}]}
         return {"prompt": text}

@@ -3,15 +3,18 @@
 A chunk is no token: it may hold several, or none, or only a role. So tokens are taken, in this
 order of preference, from ids (vLLM's `token_ids`, llama.cpp's `tokens`), from a running count
 (`usage` in every chunk, llama.cpp's `timings`), or from the `usage` of the last chunk. In the last
-case a chunk with text counts as one token until the end says how many there were.
+case a chunk with text counts as one token until the end says how many there were; a stream that
+never says is refused.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import socket
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +25,7 @@ from harness.errors import EndpointError
 
 _TEXT_FIELDS = ("content", "reasoning_content", "reasoning", "text")
 _MOST_OF_A_MESSAGE = 300  # characters of what a server says about an error
+_LONGEST_CLOSE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +84,8 @@ class TokenCount:
 
     Attributes:
         total: tokens so far.
-        source: what told the last of them: "ids", "running count" or "chunks"; "" before.
+        source: what told them: "ids", "running count" or, at the end, "usage"; "chunks" for as long
+            as nothing else has, "" before the first.
     """
 
     def __init__(self) -> None:
@@ -106,7 +111,7 @@ class TokenCount:
                     "streamed; its counts cannot be used"
                 )
             tokens += [UNKNOWN_TOKEN] * missing
-            self.source = self.source or "running count"
+            self.source = "usage" if self.source == "chunks" else self.source or "running count"
         elif chunk.has_text and chunk.ids is None:
             tokens = [UNKNOWN_TOKEN]
             self.source = "chunks"
@@ -141,6 +146,7 @@ class Stream:
         self.finish: str | None = None
         self.error: EndpointError | None = None
         self._send, self._arrival = send, arrival
+        self._response: httpx2.Response | None = None
         self._tokens: list[int] = []
         self._count = TokenCount()
         self._ended = self._abandoned = False
@@ -157,14 +163,16 @@ class Stream:
         """See `TokenCount`."""
         return self._count.source
 
-    def take(self) -> list[int]:
+    def take(self, longest_s: float) -> list[int]:
         """The tokens since the last call; waits for one. Empty when the stream ends without.
 
         Raises:
-            EndpointError: whatever went wrong; the tokens before it have been taken.
+            EndpointError: no token came for so long (signs of life do not count); or whatever
+                else went wrong, once the tokens before it have been taken.
         """
         with self._arrival:
-            self._arrival.wait_for(lambda: self.ready)
+            if not self._arrival.wait_for(lambda: self.ready, longest_s):
+                raise too_slow("no token")
             tokens, self._tokens = self._tokens, []
         if not tokens and self.error is not None:
             raise self.error
@@ -175,26 +183,41 @@ class Stream:
         """Whether nothing follows what has been taken."""
         return self._ended and not self._tokens and self.error is None
 
+    def settle(self, longest_s: float) -> None:
+        """Waits for the server's count where chunks stood in for it.
+
+        Raises:
+            EndpointError: there is none, or not for so long; or whatever else went wrong.
+        """
+        if self.source != "chunks":
+            return
+        with self._arrival:
+            if not self._arrival.wait_for(lambda: self._ended, longest_s):
+                raise too_slow("no end")
+        if self.error is not None:
+            raise self.error
+
     def close(self) -> None:
-        """Abandons the stream at its next event."""
+        """Abandons the stream; one that is not answered yet is left to its thread."""
         self._abandoned = True
-        self._thread.join()
+        if self._response is not None:
+            connection = self._response.extensions["network_stream"].get_extra_info("socket")
+            with suppress(OSError):  # closed already
+                connection.shutdown(socket.SHUT_RDWR)  # wakes the thread
+        self._thread.join(_LONGEST_CLOSE_S)
 
     def _read(self) -> None:
         error = None
         try:
-            response = self._send()
+            self._response = self._send()
             try:
-                self._read_events(response)
+                self._read_events(self._response)
             finally:
-                response.close()
+                self._response.close()
         except EndpointError as failure:
             error = failure
         except httpx2.TimeoutException as failure:
-            error = EndpointError(
-                f"sent nothing for too long ({type(failure).__name__}); is it overloaded? "
-                "endpoint.connect_timeout and endpoint.read_timeout say how long is too long"
-            )
+            error = too_slow(type(failure).__name__)
         except (httpx2.HTTPError, httpx2.SSEError) as failure:
             error = EndpointError(f"broke the stream: {type(failure).__name__}: {_cut(failure)}")
         except Exception as failure:  # noqa: BLE001 - a malformed chunk; raised where it is awaited
@@ -225,6 +248,14 @@ class Stream:
                 self._arrival.notify_all()
 
 
+def too_slow(what: str) -> EndpointError:
+    """The error of a server that was waited for in vain."""
+    return EndpointError(
+        f"sent nothing for too long ({what}); is it overloaded? endpoint.connect_timeout and "
+        "endpoint.read_timeout say how long is too long"
+    )
+
+
 def check_status(response: httpx2.Response) -> httpx2.Response:
     """The response of a request that was accepted.
 
@@ -236,9 +267,11 @@ def check_status(response: httpx2.Response) -> httpx2.Response:
     body = response.read().decode(errors="replace")
     response.close()
     hint = {
+        400: "; endpoint.openai_only=true leaves out what only some servers know",
         401: "; set endpoint.api_key_env",
         403: "; set endpoint.api_key_env",
         404: "; check endpoint.url (it ends in /v1) and endpoint.model",
+        422: "; endpoint.openai_only=true leaves out what only some servers know",
         429: "; it is busy: lower --batch-sizes or try later",
     }.get(response.status_code, "")
     reason = f"{response.status_code} {response.reason_phrase}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -22,7 +22,7 @@ class Script:
         done: whether `[DONE]` follows.
     """
 
-    events: Sequence[dict[str, Any] | str | Callable[[], object]] = ()
+    events: Iterable[dict[str, Any] | str | Callable[[], object]] = ()
     status: int = 200
     body: str = ""
     content_type: str = "text/event-stream"
@@ -38,12 +38,14 @@ class MockServer:
         url: of its API.
         models: names that it lists.
         requests: (path, headers, body) of every POST so far.
+        clients: the other end of every connection so far.
     """
 
     script: Callable[[dict[str, Any]], Script]
     models: tuple[str, ...] = ("mock",)
     url: str = ""
     requests: list[tuple[str, dict[str, str], dict[str, Any]]] = field(default_factory=list)
+    clients: set[tuple[str, int]] = field(default_factory=set)
 
 
 @contextmanager
@@ -55,11 +57,13 @@ def serve(script: Script | Callable[[dict[str, Any]], Script], **settings: Any) 
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
+            mock.clients.add(self.client_address)
             data = {"object": "list", "data": [{"id": name} for name in mock.models]}
             self._answer(Script(status=200, body=json.dumps(data), content_type="application/json"))
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            mock.clients.add(self.client_address)
             mock.requests.append((self.path, dict(self.headers), body))
             script = mock.script(body)
             if script.status != 200:

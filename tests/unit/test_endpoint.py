@@ -1,6 +1,7 @@
 """The endpoint against a server that plays what real ones stream, and what goes wrong with them."""
 
 import threading
+import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from harness.decoder import DecoderSetup, FinishReason, Request, SamplingParams
 from harness.errors import EndpointError, ModelError, RequestError
 from harness.measure import run_item
 from harness.plan import Cell, WorkItem
+from impl.engine import loader
 from impl.engine.models import Models, ModelSpec
 
 TINY = Path(__file__).parents[2] / "harness" / "tiny"
@@ -130,7 +132,7 @@ def test_a_count_that_comes_last_corrects_the_chunks():
     )
     rounds, source = rounds_of(script)
     assert tokens_of(rounds) == [-1] * 6
-    assert source == "chunks"
+    assert source == "usage"
     assert rounds[-1].finish is FinishReason.EOS
 
 
@@ -154,16 +156,30 @@ def test_llama_cpps_own_api_tells_ids():
     assert (path, body["n_predict"], body["return_tokens"]) == ("/completion", 10, True)
 
 
-def test_a_stream_without_counts_is_refused():
-    script = Script([chunk("ab"), chunk("c"), chunk("", "stop")])
+# Where the second chunk makes up max_new_tokens, the harness itself ends the text before the server
+# has told how many tokens there were.
+LIMITS = pytest.mark.parametrize("max_new_tokens", [10, 2])
+
+
+@LIMITS
+def test_a_stream_without_counts_is_refused(max_new_tokens):
+    script = Script([chunk("ab"), chunk("c"), chunk("", "length")])
     with pytest.raises(EndpointError, match="told neither token ids nor usage"):
-        rounds_of(script)
+        rounds_of(script, max_new_tokens=max_new_tokens)
 
 
-def test_counts_below_what_was_streamed_are_refused():
-    script = Script([chunk("a"), chunk("b"), chunk("", "stop"), usage(1)])
+@LIMITS
+def test_counts_below_what_was_streamed_are_refused(max_new_tokens):
+    script = Script([chunk("a"), chunk("b"), chunk("", "length"), usage(1)])
     with pytest.raises(EndpointError, match="counted 1 tokens behind 2 that it streamed"):
-        rounds_of(script)
+        rounds_of(script, max_new_tokens=max_new_tokens)
+
+
+def test_a_text_that_is_full_is_counted_by_what_the_server_says_behind_it():
+    script = Script([chunk("a"), chunk("b"), chunk("", "length"), usage(2)])
+    rounds, source = rounds_of(script, max_new_tokens=2)
+    assert (tokens_of(rounds), source) == ([-1, -1], "usage")
+    assert rounds[-1].finish is FinishReason.LENGTH
 
 
 def test_the_harness_s_own_rules_end_a_text_by_its_ids():
@@ -269,11 +285,12 @@ def sent(options, sampling=SamplingParams(0.7, top_k=5, top_p=0.9, seed=3)):  # 
 
 
 def test_the_prompt_goes_as_ids_with_everything_that_could_change_the_distribution():
-    path, _, body = sent({})
+    path, headers, body = sent({})
     assert path == "/v1/completions"
     assert (body["prompt"], body["max_tokens"], body["model"]) == ([5, 9, 40], 1, "mock")
     assert (body["temperature"], body["top_p"], body["top_k"], body["min_p"]) == (0.7, 0.9, 5, 0)
     assert body["repetition_penalty"] == body["repeat_penalty"] == 1
+    assert headers["Accept-Encoding"] == "identity"  # a compressed stream comes in blocks
     assert body["stream_options"] == {"include_usage": True, "continuous_usage_stats": True}
     assert sent({}, SamplingParams(1.0))[2]["top_k"] == -1
 
@@ -291,6 +308,20 @@ def test_chat_sends_a_message():
     assert path == "/v1/chat/completions"
     ((message),) = body["messages"]
     assert (message["role"], type(message["content"])) == ("user", str)
+
+
+@pytest.mark.parametrize(
+    ("options", "loads"), [({}, 0), ({"prompt": "text"}, 1), ({"api": "chat"}, 1)]
+)
+def test_a_tokenizer_is_loaded_before_anything_is_timed(monkeypatch, options, loads):
+    loaded = []
+    load = loader.load_tokenizer
+    monkeypatch.setattr(loader, "load_tokenizer", lambda f: loaded.append(f) or load(f))
+    with serve(ONE) as server, open_decoder(server.url, **options) as decoder:
+        assert len(loaded) == loads
+        for name in ("a", "b"):
+            decoder.start([request(name, max_new_tokens=1)])
+        assert len(loaded) == loads
 
 
 def test_each_request_has_a_seed_of_its_own():
@@ -330,7 +361,10 @@ FAILURES = {
         Script(status=404, body='{"detail": "Not Found"}', content_type=JSON),
         "Not Found; check endpoint.url",
     ),
-    "400 without a reason": (Script(status=400), "answered 400 Bad Request: no reason given"),
+    "400 without a reason": (
+        Script(status=400),
+        "answered 400 Bad Request: no reason given; endpoint.openai_only=true leaves out",
+    ),
     "cut in the middle": (
         Script([chunk("a", token_ids=[7])], done=False),
         "cut the stream before its end",
@@ -365,6 +399,60 @@ def test_a_server_that_stalls_is_given_up():
     with pytest.raises(EndpointError, match="sent nothing for too long"):
         rounds_of(script, read_timeout=0.3)
     gate.set()
+
+
+def test_signs_of_life_are_no_tokens():
+    """llama.cpp's pings: comments, so that a client or a proxy goes on waiting."""
+
+    def pings():
+        while True:
+            time.sleep(0.05)
+            yield ": ping\n\n"
+
+    with serve(Script(pings())) as server, open_decoder(server.url, read_timeout=0.3) as decoder:
+        decoder.start([request()])
+        reader = decoder.streams["a"]._thread
+        with pytest.raises(EndpointError, match=r"sent nothing for too long \(no token\)"):
+            decoder.step()
+        decoder.close()
+        assert not reader.is_alive()  # the pings would keep it reading for ever
+
+
+def test_a_released_stream_is_closed_though_the_server_says_nothing():
+    gate = threading.Event()
+    script = Script([chunk("a", token_ids=[7]), lambda: gate.wait(60)])
+    with serve(script) as server, open_decoder(server.url) as decoder:
+        decoder.start([request()])
+        decoder.step()
+        reader = decoder.streams["a"]._thread
+        decoder.release("a")
+        assert not reader.is_alive()
+        gate.set()
+
+
+def test_closing_does_not_wait_for_a_request_that_is_not_answered():
+    gate = threading.Event()
+
+    def script(body):
+        if body["prompt"] == [1]:
+            gate.wait(60)
+        return ONE
+
+    with serve(script) as server:
+        with open_decoder(server.url, batch_size=2) as decoder:
+            decoder.start([request("a"), request("b", prompt=(1,))])
+            begin = time.monotonic()
+        assert time.monotonic() - begin < 20
+        gate.set()
+
+
+def test_no_connection_outlives_its_request():
+    """An idle one may be closed by the server at any time, and holds one of its threads."""
+    with serve(ONE) as server, open_decoder(server.url) as decoder:
+        for _ in range(3):
+            decoder.start([request(max_new_tokens=1)])
+            decoder.step()
+        assert len(server.clients) == 4  # the list of models, and a request each
 
 
 def test_a_server_that_is_not_there():
