@@ -181,7 +181,12 @@ def test_amusd_equals_ar(models, requests, expected, batch_size, beside, options
 
 @pytest.mark.parametrize(
     ("batch_size", "beside", "options"),
-    [(1, 3, {"lookahead": 4}), (2, 9, {"lookahead": 1}), (7, 0, {"lookahead": 6})],
+    [
+        (1, 3, {"lookahead": 4}),
+        (2, 9, {"lookahead": 1}),
+        (7, 0, {"lookahead": 6}),
+        (7, 2, {"lookahead": "auto"}),
+    ],
 )
 def test_pearl_equals_ar(models, requests, expected, batch_size, beside, options):
     pair = Pair(models, batch_size, max_context=512)

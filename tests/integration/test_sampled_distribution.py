@@ -9,6 +9,7 @@ Each Pearson chi-square test has a false-alarm rate of 1e-4 over the choice of s
 fixed here.
 """
 
+import itertools
 import math
 from collections import Counter
 from itertools import product
@@ -20,6 +21,7 @@ import torch
 from fixed_logits import FixedLogitSpec, Markov, Pair, decode, emitted
 from scipy.stats import chi2
 
+from baselines.pearl import MAX_AUTO_LOOKAHEAD, SpeedRatio
 from harness.decoder import CacheOutcome, Request, SamplingParams
 from impl.engine import drafter
 from impl.engine.models import Models
@@ -146,6 +148,12 @@ def test_amusd_draws_from_the_target(options):
 @pytest.mark.parametrize(("lookahead", "beside"), [(1, 0), (3, 1), (3, 9)])
 def test_pearl_draws_from_the_target(lookahead, beside):
     assert p_value(pearl_windows(lookahead=lookahead, beside=beside), P) > FALSE_ALARM
+
+
+def test_pearl_with_blocks_of_changing_length_draws_from_the_target(monkeypatch):
+    lengths = itertools.cycle((1, MAX_AUTO_LOOKAHEAD, 2, 5))
+    monkeypatch.setattr(SpeedRatio, "lookahead", lambda _: next(lengths))
+    assert p_value(pearl_windows(lookahead="auto", beside=4), P) > FALSE_ALARM
 
 
 def test_branches_that_grow_by_their_worth_draw_from_the_target(monkeypatch):

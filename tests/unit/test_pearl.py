@@ -4,6 +4,8 @@ The target counts 1, 2, 3, ...; the draft counts along ("always"), skips ("never
 ("sometimes"). A round is (emitted, drafted, accepted).
 """
 
+import itertools
+
 import pytest
 from fixed_logits import Counting, Pair, Scripted, decode
 
@@ -135,6 +137,17 @@ def test_the_ratio_follows_the_newest_passes_by_a_tenth():
     ratio.observe(target, lasting(SpanKind.SPECULATE, 10))
     ratio.observe(target, lasting(SpanKind.SPECULATE, 110))  # 10 + 0.1 * 100 = 20
     assert ratio.lookahead() == 5
+
+
+def test_blocks_whose_length_changes_from_round_to_round(monkeypatch):
+    # Lengths 2 4 1 3 are drawn up at rounds 1 to 4: blocks 1 2, 3 4 5 6, 7 and 8, where the text
+    # has no use for more; each one's first token is verified with the block before.
+    lengths = itertools.cycle((2, 4, 1, 3))
+    monkeypatch.setattr(SpeedRatio, "lookahead", lambda _: next(lengths))
+    rounds = rounds_of(COUNT, lookahead="auto", beside=1)
+    assert summary(rounds) == [
+        ((1,), 1, 1), ((2, 3), 2, 2), ((4, 5, 6, 7), 4, 4), ((8,), 1, 1), ((9,), 0, 0)
+    ]  # fmt: skip
 
 
 def test_before_anything_is_measured_and_where_nothing_follows_the_clock():
