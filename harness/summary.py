@@ -127,10 +127,14 @@ def _warnings(run: RunData, cells: Sequence[CellData]) -> Iterable[str]:
 
 def _completeness_warnings(run: RunData) -> Iterable[str]:
     status, failures = run.manifest["status"], run.manifest.get("failures", ())
+    items: dict[str, list[str]] = {}  # by what they failed of
     if status != "finished":
         yield f"the run is {status}: the figures cover the items measured so far"
     for failure in failures:
-        yield f"{failure['item']} failed: {failure['error']}: {failure['message']}"
+        items.setdefault(f"{failure['error']}: {failure['message']}", []).append(failure["item"])
+    for reason, (first, *others) in items.items():
+        more = f" and {len(others)} more item{'s' * (len(others) > 1)}" if others else ""
+        yield f"{first}{more} failed: {reason}"
     skipped = run.manifest.get("skipped_requests", ())
     if skipped:
         first = f"{skipped[0]['request_id']}: {skipped[0]['reason']}"

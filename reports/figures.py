@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from reports.colours import MethodStyle, drawn
-from reports.svg import PANEL_WIDTH, new_figure
+from reports.svg import PANEL_WIDTH, bar_edge, new_figure
 from reports.tables import interval_text
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def draw_round_times(rows: Sequence[RoundTime]) -> Figure:
                 left=start,
                 color=drawn(part),
                 edgecolor=drawn("paper"),
-                linewidth=0.8,
+                linewidth=bar_edge(milliseconds, longest),
             )
             start += milliseconds
         _write_beside(axes, short_label(row.method), y, left=-left)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _HEIGHT, _LEFT, _FOOT, _TOP, _RIGHT = 330.0, 58.0, 48.0, 16.0, 18.0  # CSS pixels
 _LEGEND_ROW = 18.0
+_LETTER = 8.0  # of a label, a wide one
 _MOST_LABELS = 16  # of a panel; with more points only those of the frontier have one
 _MS = 1e6  # nanoseconds
 
@@ -159,6 +160,7 @@ def _draw(axes: Axes, plane: Plane, styles: Mapping[str, MethodStyle], top: floa
     _draw_frontier(axes, best)
     labelled = points if len(points) <= _MOST_LABELS else best
     several = len({point.batch_size for point in points}) > 1
+    right = 1.12 * max(max(_ends(point.per_user)) for point in points)
     for method in dict.fromkeys(point.method for point in points):
         own = sorted((p for p in points if p.method == method), key=lambda p: p.batch_size)
         style = styles[method]
@@ -169,8 +171,8 @@ def _draw(axes: Axes, plane: Plane, styles: Mapping[str, MethodStyle], top: floa
             _draw_cross(axes, point, style)
             if point in labelled:
                 label = f"b{point.batch_size}" if several else short_label(method)
-                _write(axes, label, point, style)
-    axes.set_xlim(0, 1.12 * max(max(_ends(point.per_user)) for point in points))
+                _write(axes, label, point, style, right)
+    axes.set_xlim(0, right)
     axes.set_ylim(0, 1.12 * top)
     axes.grid(visible=True)
     axes.set_axisbelow(True)
@@ -202,13 +204,17 @@ def _draw_cross(axes: Axes, point: PlanePoint, style: MethodStyle) -> None:
         axes.plot(x, y, **look)
 
 
-def _write(axes: Axes, label: str, point: PlanePoint, style: MethodStyle) -> None:
+def _write(axes: Axes, label: str, point: PlanePoint, style: MethodStyle, right: float) -> None:
+    """A label beside its point, left of it where there is no room; `right` is the axis' end."""
+    room = (1 - point.x / right) * (PANEL_WIDTH - _LEFT - _RIGHT) + _RIGHT
+    fits = 6 + _LETTER * len(label) <= room
     axes.annotate(
         label,
         (point.x, point.y),
-        xytext=(6, 5),
+        xytext=(6 if fits else -6, 5),
         textcoords="offset points",
         color=style.colour,
+        ha="left" if fits else "right",
     )
 
 

@@ -70,6 +70,16 @@ def new_figure(height: float, width: float = PANEL_WIDTH) -> Figure:
     return Figure(figsize=(width / 72, height / 72), dpi=72)
 
 
+def bar_edge(length: float, whole: float) -> float:
+    """Width of the line in the page's colour around a bar; a thin bar has none, or it would vanish.
+
+    Args:
+        length: of the bar, in units of the axis.
+        whole: what the axis holds.
+    """
+    return 0.8 if length > whole / 50 else 0.0
+
+
 def inline_svg(figure: Figure, key: str, title: str, description: str) -> Markup:
     """Renders a figure for the body of an HTML page.
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from harness.decoder import SpanKind
 from reports.colours import drawn
-from reports.svg import new_figure
+from reports.svg import bar_edge, new_figure
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -145,7 +145,7 @@ def _draw_round(axes: Axes, shown: TimelineRound, span_ms: float) -> None:
             (lane - _BAR_HEIGHT / 2, _BAR_HEIGHT),
             facecolor=drawn(stretch.kind.value),
             edgecolor=drawn("paper"),
-            linewidth=0.8,
+            linewidth=bar_edge(end - start, span_ms),
         )
     axes.axvline(shown.start_ms, color=drawn("muted"), linewidth=0.8)
     label = f"+{shown.emitted}" + (f"\n{shown.cache}" if shown.cache else "")

@@ -88,6 +88,16 @@ def test_a_drawing_has_crosses_and_words() -> None:
     assert ">b4<" in svg
 
 
+def test_a_long_name_at_the_right_edge_is_written_to_the_left_of_its_point() -> None:
+    # The axis ends at 1.12 * 11; 20 letters have no room in the 90 pixels right of 10.
+    plane = Plane("tokens/s", [point(10, 20, "m" * 30), point(10, 10, "sd"), point(1, 4, "n" * 30)])
+    styles = method_styles(each.method for each in plane.points)
+    with style():
+        (axes,) = draw_planes([plane], styles, 21).axes
+    sides = {text.get_text()[0]: text.get_ha() for text in axes.texts}
+    assert sides == {"m": "right", "s": "left", "n": "left"}
+
+
 def test_shares_stay_within_their_bounds() -> None:
     assert intervals.share([0, 0], [4, 6]) == Estimate(0.0, None, None, 2)
     assert intervals.share([], []).value is None

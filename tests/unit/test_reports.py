@@ -13,7 +13,7 @@ from harness.statistics import Estimate
 from reports import provenance, verdict
 from reports.checks import check_views
 from reports.colours import method_styles, to_css
-from reports.figures import IntervalRow, draw_intervals
+from reports.figures import IntervalRow, RoundTime, draw_intervals, draw_round_times
 from reports.results import CellResult, CheckResult, RunResult
 from reports.svg import inline_svg, new_figure, style
 from reports.tables import interval_text, parts_rows, table_rows
@@ -186,6 +186,14 @@ def test_known_methods_keep_their_colour_and_strangers_get_others() -> None:
     assert len(set(more.values())) == 10
     assert len(set(method_styles([*METHODS, *"abcdefghij"]).values())) == 16
     assert to_css(f'fill="{many["sd"].colour}"') == 'fill="var(--method-2)"'
+
+
+def test_a_thin_bar_keeps_its_colour() -> None:
+    thin, thick = 0.5, 99.0  # milliseconds: a pixel and a half of 280, were it not for its edge
+    row = RoundTime("ssd", {"verify": thick, "transfer": thin})
+    with style():
+        bars = draw_round_times([row]).axes[0].patches
+    assert [(bar.get_width(), bar.get_linewidth()) for bar in bars] == [(thick, 0.8), (thin, 0.0)]
 
 
 def test_names_cannot_leave_their_text_in_a_chart() -> None:

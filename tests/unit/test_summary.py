@@ -268,6 +268,19 @@ def test_warnings_say_what_a_reader_must_know(tmp_path):
     ]
 
 
+def test_items_that_failed_of_one_thing_are_one_line(tmp_path):
+    reasons = ("died", "died", "hangs", "died")
+    failures = [
+        {"item": f"sd/mini/t0/b1/r0/k{block}", "error": "DraftProcessError", "message": reason}
+        for block, reason in enumerate(reasons)
+    ]
+    found = summary(tmp_path, autoregressive(AR), failures=failures)
+    assert [warning for warning in found["warnings"] if "failed" in warning] == [
+        "sd/mini/t0/b1/r0/k0 and 2 more items failed: DraftProcessError: died",
+        "sd/mini/t0/b1/r0/k2 failed: DraftProcessError: hangs",
+    ]
+
+
 def test_a_method_that_chooses_for_itself_is_automatic_not_untuned(tmp_path, capsys):
     decoders = {
         SD.id: {"options": {"lookahead": 4}, "tuned": False, "automatic": False},
