@@ -103,7 +103,7 @@ def _draw_line(axes: Axes, line: Line, colour: str, shape: str) -> None:
 
 
 def _finish(axes: Axes, panel: Panel) -> None:
-    places = sorted({mark.x for line in panel.lines for mark in line.marks})
+    places = sorted({mark.x for line in panel.lines for mark in (*line.marks, *line.fitted)})
     if panel.log:
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")

@@ -177,6 +177,14 @@ def test_miss_rates_fall_with_the_fan_out_beside_their_fit(written: Written) -> 
         assert curve["fitted"].to_numpy() == pytest.approx(law.to_numpy())
 
 
+def test_a_fitted_curve_has_ticks_as_far_as_it_goes(written: Written) -> None:
+    (rates,) = (figure for figure in written.figures if figure.key == "miss-rate")
+    with style():
+        (axes,) = rates.draw().axes  # no rank is beyond 5; the law is drawn up to 64
+    told = [label.get_text() for label in axes.get_xticklabels()]
+    assert told == ["1", "2", "4", "8", "16", "32", "64"]
+
+
 def test_published_speeds_stand_apart(written: Written) -> None:
     table = pd.read_csv(written.index.parent / "speed.csv")
     published = table[table["source"] == "published, on other hardware"]
