@@ -73,11 +73,9 @@ class AmusdDecoder(ChainDecoder):
         logits, passing = self.verifier.score(live, fed)
         idle_again = self.wait(live, [most + 1 if self.fixed else 0] * len(live))
         spans = [*idle, passing, *idle_again]
-        rounds = self.conclude(live, fed, logits, spans, self.max_ahead)
-        self._keep_drafting()
-        return rounds
+        return self.conclude(live, fed, logits, spans, self.max_ahead)
 
-    def _keep_drafting(self) -> None:
+    def ask_for_more(self) -> None:
         """Makes room for more drafted tokens where some have been accepted."""
         for sequence in self.slots.live():
             chain = self.draft.chain(sequence)

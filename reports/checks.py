@@ -15,7 +15,7 @@ _NAMES = {
     "losslessness": "Outputs follow the target's distribution",
     "aa_control": "AR measured twice is as fast as itself",
     "quiet_machine": "The machine was the run's own",
-    "invariants": "Stored rounds add up to the outputs",
+    "invariants": "Stored rounds add up to the outputs and times",
 }
 _BADGES = {Status.FAIL: "FAIL", Status.TIE: "TIE", Status.PASS: "PASS", Status.SKIP: "SKIPPED"}
 

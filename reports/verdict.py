@@ -120,7 +120,7 @@ def doubt_sentence(result: RunResult) -> str:
     doubts = {
         "aa_control": "AR measured twice differed from itself, so equal differences are noise",
         "quiet_machine": "the machine was disturbed while cells were measured (see the warnings)",
-        "invariants": "the stored rounds do not add up to the outputs",
+        "invariants": "the stored rounds do not add up to the outputs and times",
     }
     failed = [
         doubt

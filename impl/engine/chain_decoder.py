@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Sequence as List
+from dataclasses import replace
 
 import torch
 
-from harness.decoder import DecoderSetup, Round, Span
+from harness.decoder import DecoderSetup, Round, Span, SpanKind
 from impl.engine.asynchronous_decoder import AsynchronousDecoder, AsynchronousOptions
 from impl.engine.chain import AllowMore, Chain, Drafted, StartChain
 from impl.engine.chain_drafter import ChainDrafter
@@ -144,17 +145,26 @@ class ChainDecoder(AsynchronousDecoder):
             live: the sequences.
             fed: the tokens of each that the target scored.
             logits: its logits.
-            spans: where the time went.
+            spans: where the time went until now.
             allowed: how many tokens a new chain may have at first.
         """
         drafts = [self._to_judge(*pair) for pair in zip(live, fed, strict=True)]
         outcomes, judging = self.verifier.judge(live, drafts, logits)
-        spans = [*self.draft.take_passes(), *spans, judging]
-        rounds = [settle(*case, spans) for case in zip(live, drafts, outcomes, strict=True)]
+        settled = [settle(*case) for case in zip(live, drafts, outcomes, strict=True)]
         for sequence, draft, outcome in zip(live, drafts, outcomes, strict=True):
             if sequence.finish is None:
                 self._follow(sequence, draft, outcome, allowed)
-        return rounds
+        self.ask_for_more()
+        told = (
+            *self.draft.take_passes(),
+            *spans,
+            judging._replace(start_ns=spans[-1].end_ns),
+            Span(SpanKind.TRANSFER, judging.end_ns, time.perf_counter_ns()),
+        )
+        return [replace(done, spans=told) for done in settled]
+
+    def ask_for_more(self) -> None:
+        """Lets chains grow whose tokens have been accepted; a method may do so elsewhere."""
 
     def _to_judge(self, sequence: Sequence, fed: Draft) -> Draft:
         """The scored tokens and the next one, with the q's that they were drawn from."""

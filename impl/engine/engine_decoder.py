@@ -76,7 +76,7 @@ def settle(
     sequence: Sequence,
     draft: Draft,
     outcome: Verification,
-    spans: List[Span],
+    spans: List[Span] = (),
 ) -> Round:
     """Appends what a verification emitted to its sequence and writes the round down."""
     drafted: list[int] = draft.tokens.tolist()

@@ -9,13 +9,14 @@ A round of the target, for all live sequences together:
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from collections.abc import Sequence as List
 from dataclasses import replace
 
 import torch
 
-from harness.decoder import DecoderSetup, Round
+from harness.decoder import DecoderSetup, Round, Span, SpanKind
 from impl.engine.asynchronous_decoder import AsynchronousDecoder
 from impl.engine.engine_decoder import settle
 from impl.engine.sampling import Draft
@@ -58,21 +59,21 @@ class SaguaroDecoder(AsynchronousDecoder):
         speculations, waiting = self.ask_draft(self.draft.receive, live) or _nothing(live)
         drafts = [self._draft_of(*pair) for pair in zip(live, speculations, strict=True)]
         outcomes, verifying = self.verifier.verify(live, drafts)
-        rounds = [
+        settled = [settle(*case) for case in zip(live, drafts, outcomes, strict=True)]
+        self.ask_draft(self.draft.report, live, outcomes)  # first: the draft can go on
+        reporting = Span(SpanKind.TRANSFER, verifying.end_ns, time.perf_counter_ns())
+        return [
             replace(
-                settle(sequence, draft, outcome, [*waiting, verifying]),
+                done,
+                spans=(*waiting, verifying, reporting),
                 cache=speculation.cache,
                 backup=speculation.backup,
                 guesses=speculation.guesses,
                 hit_chance=speculation.hit_chance,
                 rank=speculation.rank,
             )
-            for sequence, draft, outcome, speculation in zip(
-                live, drafts, outcomes, speculations, strict=True
-            )
+            for done, speculation in zip(settled, speculations, strict=True)
         ]
-        self.ask_draft(self.draft.report, live, outcomes)
-        return rounds
 
     def diagnostics(self) -> Mapping[str, float | int | str]:
         """What this cell ran with: the plan and what passes cost, beside what every draft says."""

@@ -103,7 +103,7 @@ def test_a_planted_delay_is_told_as_what_it_is(monkeypatch, method, worker, kind
     monkeypatch.setattr(chain_decoder, "ChainDrafter", worker)
     steps = step_times(method)
     assert median(spent[kind] for spent, _ in steps) > 0.7 * 1e3 * DELAY_S
-    assert median(spent[kind] / step_ms for spent, step_ms in steps) > 0.6
+    assert median(spent[kind] / step_ms for spent, step_ms in steps) > 0.5
     told = [sum(spent.values()) / step_ms for spent, step_ms in steps]
     assert max(told) <= 1
     assert median(told) > 0.95

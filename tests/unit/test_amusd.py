@@ -134,9 +134,10 @@ def test_where_the_time_went():
     (first, *_) = rounds_of(COUNT, beside=2)
     kinds = [span.kind for span in first.spans]
     # Waits until the draft listens, receives and draws; what was drafted beside the pass is there.
+    # Last, the draft is told.
     assert kinds == [SpanKind.SPECULATE] * 3 + [
         SpanKind.WAIT, SpanKind.TRANSFER, SpanKind.WAIT, SpanKind.TRANSFER, SpanKind.VERIFY,
-        SpanKind.TRANSFER, SpanKind.VERIFY,
+        SpanKind.TRANSFER, SpanKind.VERIFY, SpanKind.TRANSFER,
     ]  # fmt: skip
 
 

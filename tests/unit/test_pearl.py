@@ -101,7 +101,7 @@ def test_the_next_block_is_drafted_beside_the_pass_over_this_one():
         kinds = [span.kind for span in decoder.step()[0].spans]
         assert decoder.draft.chains["a"].tokens == [1, 2, 3, 4, 5, 6]
     assert kinds == [SpanKind.SPECULATE] * 3 + [
-        SpanKind.WAIT, SpanKind.VERIFY, SpanKind.TRANSFER, SpanKind.VERIFY
+        SpanKind.WAIT, SpanKind.VERIFY, SpanKind.TRANSFER, SpanKind.VERIFY, SpanKind.TRANSFER
     ]  # fmt: skip
 
 
