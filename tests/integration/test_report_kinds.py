@@ -74,6 +74,7 @@ def grid(tmp_path_factory: pytest.TempPathFactory) -> Page:
     return Page(build([grid_run(folder / "run")], folder / "report.html"))
 
 
+@pytest.mark.slow
 def test_every_cell_of_a_large_run_has_its_row_with_its_figures(grid: Page) -> None:
     rows = table_rows(grid)
     assert len(rows) == (8 + 1) * 4 * 5
@@ -87,6 +88,7 @@ def test_every_cell_of_a_large_run_has_its_row_with_its_figures(grid: Page) -> N
             assert float(row[6].split("x")[0]) == pytest.approx(over_ar, rel=0.015)
 
 
+@pytest.mark.slow
 def test_a_large_run_is_a_page_that_can_be_read(grid: Page) -> None:
     assert len(grid.html) < 5_000_000
     assert not re.search(r"\b(nan|inf|None)\b", grid.text, re.IGNORECASE)
@@ -111,6 +113,7 @@ def test_a_large_run_is_a_page_that_can_be_read(grid: Page) -> None:
     assert re.search(claim, grid.text)
 
 
+@pytest.mark.slow
 def test_a_large_runs_checks_are_folded_and_its_table_scrolls(grid: Page) -> None:
     checks = grid.html.partition("<h2>Checks</h2>")[2].partition("</section>")[0]
     assert "<summary>176 pass</summary>" in checks  # greedy outputs, AR's at batch size 1 apart

@@ -32,6 +32,8 @@ from impl.ssd import decoder as ssd
 from impl.ssd.budgeting import Costs, PassTimes
 from impl.ssd.policy import Policy
 
+pytestmark = pytest.mark.no_cover  # so many draws that tracing them costs a minute
+
 FALSE_ALARM = 1e-4
 P = (0.45, 0.33, 0.22)
 TARGET = Markov((P,) * 3)
