@@ -90,7 +90,7 @@ class SpanKind(StrEnum):
     DRAFT = "draft"  # drafting on the critical path
     VERIFY = "verify"  # the target's forward pass and the accept/reject decision
     WAIT = "wait"  # the target idle while the draft process is busy
-    TRANSFER = "transfer"  # the target idle while a message or q's are on their way between the two
+    TRANSFER = "transfer"  # messages or q's on their way, the target idle or sending
     SPECULATE = "speculate"  # the draft process at work while the target verifies
 
 

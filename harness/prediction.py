@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from harness.spans import CRITICAL, waited_ns
+from harness.spans import waited_ns
 from impl.ssd.theory import Backup, SpeedInputs, expected_tokens, predict
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def predict_cell(rounds: pd.DataFrame) -> Prediction | None:
     hits, stalls = steps[~steps["missed"]], steps[steps["missed"]]
     build_ns = _mean(hits["speculate_ns"] + hits["draft_ns"])
     backup_ns = _mean(stalls["draft_ns"])
-    idle_ns = _mean(hits["draft_ns"] + waited_ns(hits))
+    idle_ns = _mean(hits["draft_ns"] + hits["waited_ns"])
     inputs = SpeedInputs(
         hit_rate=len(hit) / len(rounds),
         tokens_on_hit=_mean(hit["emitted"]) or 0.0,
@@ -113,10 +113,12 @@ def predict_cell(rounds: pd.DataFrame) -> Prediction | None:
 def _steps(rounds: pd.DataFrame) -> pd.DataFrame:
     """One row for each step: its duration, its shared spans, whether any sequence missed."""
     table = rounds.assign(
-        duration_ns=rounds["end_ns"] - rounds["start_ns"], missed=rounds["cache"] == "miss"
+        duration_ns=rounds["end_ns"] - rounds["start_ns"],
+        missed=rounds["cache"] == "miss",
+        waited_ns=waited_ns(rounds),
     )
-    columns = ["live", "missed", "duration_ns", *CRITICAL, "speculate_ns"]
-    return table.groupby(_STEP)[columns].max()
+    spans = ["draft_ns", "verify_ns", "waited_ns", "speculate_ns"]
+    return table.groupby(_STEP)[["live", "missed", "duration_ns", *spans]].max()
 
 
 def _tokens_per_verification(inputs: SpeedInputs, live: pd.Series[int]) -> float:

@@ -281,8 +281,8 @@ def _round_times(evidence: Evidence) -> FigureSection | None:
         "Where a round's time goes",
         "The mean step of each method, by what the critical path was doing. Transfer is the time "
         "for which the target waits while a message or q's are on their way to or from the draft "
-        f"process{_untold_transfers(evidence.cells)}. A longer round may still be the better one: "
-        "compare it with the tokens a round in the table.",
+        f"process, or tells it the outcome{_untold_transfers(evidence.cells)}. A longer round may "
+        "still be the better one: compare it with the tokens a round in the table.",
         _span_legend(parts),
         drawings,
     )

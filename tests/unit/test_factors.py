@@ -19,7 +19,7 @@ def cell(*rounds: tuple[str | None, int, float]) -> CellData:
     spent = (table["ms"] * MS).astype("int64")
     table = table.assign(
         item="i", request_id="mini/0/r0", step=range(len(table)), live=1, draft_ns=0, wait_ns=0
-    ).assign(start_ns=0, end_ns=spent, verify_ns=spent, transfer_ns=0.0)
+    ).assign(start_ns=0, end_ns=spent, verify_ns=spent, transfer_ns=0.0, spans=[[]] * len(table))
     return CellData(Cell("ssd", "mini", 0.0, 1), pd.DataFrame({"request_id": ["mini/0/r0"]}), table)
 
 
