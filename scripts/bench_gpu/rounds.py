@@ -38,10 +38,16 @@ class TimedRound:
     end_ns: int
 
     def spent_ns(self, *kinds: SpanKind) -> int:
-        """On the critical path, on these kinds of work."""
+        """On the critical path, on these kinds of work.
+
+        The transfer that ends a round tells the draft the outcome, which is the host's own work.
+        """
+        spans = self.round.spans
+        if spans and spans[-1].kind is SpanKind.TRANSFER:
+            spans = spans[:-1]
         inside = (
             min(span.end_ns, self.end_ns) - max(span.start_ns, self.start_ns)
-            for span in self.round.spans
+            for span in spans
             if span.kind in kinds
         )
         return sum(part for part in inside if part > 0)

@@ -71,6 +71,7 @@ def test_what_a_round_spends(rounds):
             (SpanKind.DRAFT, 10, 12),
             (SpanKind.TRANSFER, 12, 13),
             (SpanKind.VERIFY, 13, 19),
+            (SpanKind.TRANSFER, 19, 20),  # tells the draft the outcome: the host's
         ),
         timed(20, hit),  # the last: its end is not known
     ]
