@@ -1,6 +1,6 @@
 // Batch-invariant CPU kernels for decoding a few tokens at a time (AVX512 with BF16 and VNNI, and AMX
 // where the compiler is told that the CPU has it).
-// Plain C ABI; `cpu_kernels.py` compiles, loads and wraps it.
+// Plain C ABI; `cpu_kernel_library.py` compiles it, `cpu_kernels.py` wraps it.
 //
 // The floor. Decoding reads every weight once per pass, so a pass cannot be faster than weight bytes
 // over read bandwidth. One core reads a 64-byte vector in about 6 cycles and starts one 512-bit dot

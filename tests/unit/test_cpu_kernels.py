@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
-from impl.engine import cpu_kernels
+from impl.engine import cpu_kernel_library
 from impl.engine.cpu_kernels import CpuKernels, PackedLinear, Quantization
 from impl.engine.kv_cache import KVCache
 from impl.engine.token_batch import Segment, TokenBatch
@@ -570,7 +570,7 @@ def test_a_second_load_compiles_nothing(
     kernels: CpuKernels, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = set(cache_dir.iterdir())
-    monkeypatch.setattr(cpu_kernels.tempfile, "TemporaryDirectory", None)
+    monkeypatch.setattr(cpu_kernel_library.tempfile, "TemporaryDirectory", None)
     assert CpuKernels.load(cache_dir, amx=kernels.amx) is not None
     assert set(cache_dir.iterdir()) == before
 
@@ -580,11 +580,11 @@ def test_without_the_use_of_amx_there_are_vectors(
 ) -> None:
     def without(cache_dir: Path, amx: bool) -> Path:
         if amx:
-            raise cpu_kernels.KernelsUnavailableError("unknown option -mamx-tile")
+            raise cpu_kernel_library.KernelsUnavailableError("unknown option -mamx-tile")
         return build_library(cache_dir, amx)
 
-    build_library = cpu_kernels._build
-    monkeypatch.setattr(cpu_kernels, "_build", without)
+    build_library = cpu_kernel_library._build
+    monkeypatch.setattr(cpu_kernel_library, "_build", without)
     loaded = CpuKernels.load(tmp_path)
     assert loaded is not None
     assert not loaded.amx
@@ -593,8 +593,8 @@ def test_without_the_use_of_amx_there_are_vectors(
 def test_no_compiler_is_a_reason_not_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu_kernels, "_missing_features", lambda *_: [])
-    monkeypatch.setattr(cpu_kernels.shutil, "which", lambda _: None)
+    monkeypatch.setattr(cpu_kernel_library, "_missing_features", lambda *_: [])
+    monkeypatch.setattr(cpu_kernel_library.shutil, "which", lambda _: None)
     assert CpuKernels.load(tmp_path) is None
     assert "no C++ compiler" in (CpuKernels.unavailable_reason(tmp_path) or "")
 
@@ -603,8 +603,8 @@ def test_missing_cpu_features_are_named(tmp_path: Path) -> None:
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text("processor : 0\nflags : fpu avx2 fma avx512f avx512bw avx512dq avx512vl\n")
     needed = ("fma", "avx512_bf16", "avx512_vnni")
-    assert cpu_kernels._missing_features(needed, cpuinfo) == ["avx512_bf16", "avx512_vnni"]
-    assert cpu_kernels._missing_features(needed, tmp_path / "absent")[0] == "fma"
+    assert cpu_kernel_library._missing_features(needed, cpuinfo) == ["avx512_bf16", "avx512_vnni"]
+    assert cpu_kernel_library._missing_features(needed, tmp_path / "absent")[0] == "fma"
 
 
 def test_failed_compilation_is_a_reason(
@@ -612,6 +612,6 @@ def test_failed_compilation_is_a_reason(
 ) -> None:
     broken = tmp_path / "broken.cpp"
     broken.write_text("not C++")
-    monkeypatch.setattr(cpu_kernels, "_SOURCE", broken)
+    monkeypatch.setattr(cpu_kernel_library, "_SOURCE", broken)
     assert CpuKernels.load(tmp_path) is None
     assert "failed" in (CpuKernels.unavailable_reason(tmp_path) or "")
