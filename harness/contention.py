@@ -33,6 +33,14 @@ class Contention:
         )
 
 
+_LEAST_OVER_TIMED = 0.8  # below: no draft that pauses explains it (docs/experiments.md)
+
+
+def timing_was_disturbed(diagnostics: Mapping[str, Any]) -> bool:
+    """Whether verifications took far less time than the method had timed beside its draft."""
+    return float(diagnostics.get("verify_over_timed", 1.0)) < _LEAST_OVER_TIMED
+
+
 def contention(diagnostics: Mapping[str, Any]) -> Contention | None:
     """From a decoder's diagnostics; None where it has not measured it."""
     idle, loaded = diagnostics.get("verify_idle_ms"), diagnostics.get("verify_loaded_ms")

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from harness.checks import run_checks, verified
-from harness.contention import contention
+from harness.contention import contention, timing_was_disturbed
 from harness.energy import cell_energy
 from harness.equivalence.content import count_content
 from harness.labels import emulated_devices, synthetic_parts
@@ -117,6 +117,7 @@ def _warnings(run: RunData, cells: Sequence[CellData]) -> Iterable[str]:
     yield from run.problems
     yield from _completeness_warnings(run)
     yield from _degraded_warnings(run.manifest)
+    yield from _timing_warnings(run.manifest)
     yield from _machine_warnings(run.manifest)
     yield from (found.sentence for found in disturbances(cell_noise(run.conditions)))
     yield from _tuning_warnings(run.manifest)
@@ -145,6 +146,15 @@ def _degraded_warnings(manifest: Mapping[str, Any]) -> Iterable[str]:
     for cell, decoder in manifest.get("decoders", {}).items():
         if reason := decoder.get("diagnostics", {}).get("degraded"):
             yield f"{cell} is degraded, the target went on alone and no speedup is told: {reason}"
+
+
+def _timing_warnings(manifest: Mapping[str, Any]) -> Iterable[str]:
+    for cell, decoder in manifest.get("decoders", {}).items():
+        if timing_was_disturbed(decoder.get("diagnostics", {})):
+            yield (
+                f"{cell} planned by pass times that something had disturbed: its verifications "
+                f"took {decoder['diagnostics']['verify_over_timed']:.0%} of them; measure again"
+            )
 
 
 def _machine_warnings(manifest: Mapping[str, Any]) -> Iterable[str]:

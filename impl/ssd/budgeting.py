@@ -25,7 +25,8 @@ class PassTimes:
 
     Attributes:
         tokens: the measured numbers, ascending.
-        seconds: their durations, made ascending: a wider pass is never the quicker one.
+        seconds: their durations, made ascending: none is above that of a wider pass, because other
+            programs slow passes down and nothing makes them quicker.
     """
 
     tokens: tuple[int, ...]
@@ -35,7 +36,8 @@ class PassTimes:
     def of(cls, measured: Mapping[int, float]) -> PassTimes:
         """From tokens -> seconds."""
         tokens = tuple(sorted(measured))
-        return cls(tokens, tuple(accumulate((measured[n] for n in tokens), max)))
+        descending = accumulate((measured[n] for n in reversed(tokens)), min)
+        return cls(tokens, tuple(descending)[::-1])
 
     def at(self, tokens: int) -> float:
         """Seconds of a pass over `tokens` new tokens; extrapolates the outermost slopes."""
@@ -99,17 +101,20 @@ class Prices:
         """Seconds gained by a draft pass while the target waits, a row for each verifying gain."""
         return sum(gains) - self.costs.draft_idle.at(len(gains))
 
-    def ahead(self, chance: float, gain: float) -> float:
+    def ahead(self, chance: float, gain: float, *, first: bool) -> float:
         """Seconds that a row of a pass beside the verification is expected to save.
 
-        What is not there in time is drafted while the target waits if it is worth that, and else
-        lost: the row saves the lesser of the two, if its outcome happens.
+        A branch is handed over as it is found, and what is not there by then is lost. One without
+        any token is a miss, whose first token is drafted while the target waits if it is worth
+        that, and else lost: its row saves the lesser of the two.
 
         Args:
             chance: that its outcome happens.
             gain: of verifying its token.
+            first: whether the branch has no other token yet.
         """
-        return chance * min(max(0.0, gain), self.costs.draft_idle.at(1))
+        saved = max(0.0, gain)
+        return chance * (min(saved, self.costs.draft_idle.at(1)) if first else saved)
 
 
 def rows_of_a_pass(

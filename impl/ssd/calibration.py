@@ -59,8 +59,9 @@ def exercise(
 
 
 def _time_passes(model: LanguageModel, cache: KVCache, sizes: Sequence[int]) -> dict[int, float]:
-    times = {size: [_time_pass(model, cache, size) for _ in range(REPEATS)] for size in sizes}
-    return {size: min(seconds) for size, seconds in times.items()}
+    """In turns, so that what disturbs the machine for a while hits no size every time."""
+    rounds = [[_time_pass(model, cache, size) for size in sizes] for _ in range(REPEATS)]
+    return dict(zip(sizes, map(min, zip(*rounds, strict=True)), strict=True))
 
 
 def _time_pass(model: LanguageModel, cache: KVCache, tokens: int) -> float:

@@ -44,6 +44,7 @@ class SaguaroDecoder(AsynchronousDecoder):
         )  # fmt: skip
         self.draft = SpeculationClient(self.start_process(Speculator, arguments))
         self.costs: Costs | None = None
+        self._verified_s = self._as_timed_s = 0.0  # measured, and by the costs beside the draft
         timed = "auto" in (options.lookahead, options.budget) or options.build == "likeliest"
         if timed and not setup.deterministic:
             self.costs = self._calibrate()
@@ -59,6 +60,7 @@ class SaguaroDecoder(AsynchronousDecoder):
         speculations, waiting = self.ask_draft(self.draft.receive, live) or _nothing(live)
         drafts = [self._draft_of(*pair) for pair in zip(live, speculations, strict=True)]
         outcomes, verifying = self.verifier.verify(live, drafts)
+        self._compare(verifying, sum(len(draft.tokens) + 1 for draft in drafts))
         settled = [settle(*case) for case in zip(live, drafts, outcomes, strict=True)]
         self.ask_draft(self.draft.report, live, outcomes)  # first: the draft can go on
         reporting = Span(SpanKind.TRANSFER, verifying.end_ns, time.perf_counter_ns())
@@ -87,7 +89,14 @@ class SaguaroDecoder(AsynchronousDecoder):
             facts["verify_idle_ms"] = 1e3 * self.costs.verify_idle.at(verified)
             facts["verify_loaded_ms"] = 1e3 * self.costs.verify_loaded.at(verified)
             facts["draft_pass_ms"] = 1e3 * self.costs.draft_idle.at(size)
+        if self._as_timed_s:
+            facts["verify_over_timed"] = self._verified_s / self._as_timed_s
         return facts
+
+    def _compare(self, verifying: Span, tokens: int) -> None:
+        if self.costs is not None:
+            self._verified_s += (verifying.end_ns - verifying.start_ns) / 1e9
+            self._as_timed_s += self.costs.verify_loaded.at(tokens)
 
     def _calibrate(self) -> Costs:
         process = self.draft.process

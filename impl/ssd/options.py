@@ -45,7 +45,8 @@ class SaguaroOptions(AsynchronousOptions):
         "adaptive", description="who drafts after a miss"
     )
     return_short: bool = Field(
-        True, description="hand over a speculation as soon as another token is not worth its time"
+        True,
+        description="hand over a hit as found, a miss once another token is not worth its time",
     )
 
     @property

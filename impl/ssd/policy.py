@@ -166,9 +166,14 @@ class Policy:
         return min(length, wanted)
 
     def worth_drafting(self, paths: Sequence[Path], after: Sequence[CacheOutcome | None]) -> bool:
-        """Whether a pass while the target waits brings more than it costs: a token of each path."""
+        """Whether a pass while the target waits brings more than it costs: a token of each path.
+
+        For hits alone no pass is made: a hit is handed over as it was found.
+        """
         if not self.options.return_short or self._prices is None:
             return True
+        if all(found is CacheOutcome.HIT for found in after):
+            return False
         gains = [self._gain(*pair) for pair in zip(paths, after, strict=True)]
         return self._prices.drafting(gains) > 0
 
@@ -188,7 +193,10 @@ class Policy:
         if self.options.build == "all" or prices is None:
             return list(paths)
         savings = {
-            path: prices.ahead(path.chance, self._gain(path, CacheOutcome.HIT)) for path in paths
+            path: prices.ahead(
+                path.chance, self._gain(path, CacheOutcome.HIT), first=not path.drafted
+            )
+            for path in paths
         }
         ranked = sorted(paths, key=savings.__getitem__, reverse=True)
         least = prices.costs.contention if self.options.budget == "auto" else -math.inf

@@ -29,9 +29,9 @@ def test_pass_times_between_and_beyond_what_was_measured():
     assert PassTimes.of({5: 0.7}).at(99) == 0.7
 
 
-def test_a_wider_pass_that_was_timed_quicker_counts_as_long_as_the_narrower_one():
-    times = PassTimes.of({1: 1.0, 3: 1.4, 5: 1.2, 7: 1.6})
-    assert times.seconds == (1.0, 1.4, 1.4, 1.6)
+def test_a_pass_counts_no_longer_than_a_wider_one():
+    times = PassTimes.of({1: 1.0, 3: 9.0, 5: 1.4, 7: 1.2, 9: 1.6})  # 3 and 5 were disturbed
+    assert times.seconds == (1.0, 1.2, 1.2, 1.2, 1.6)
 
 
 def test_contention_is_what_the_target_loses_a_second():
@@ -55,11 +55,12 @@ def test_a_pass_while_the_target_waits_must_bring_more_than_its_time():
     assert prices.drafting([0.008]) == pytest.approx(0.008 - 0.010)
 
 
-def test_a_token_built_ahead_saves_its_pass_or_itself():
+def test_a_token_built_ahead_saves_itself_or_the_pass_of_a_miss():
     prices = Prices(COSTS, 1, tokens_per_s=20.0)
-    assert prices.ahead(0.3, gain=0.5) == pytest.approx(0.3 * 0.010)  # else drafted just in time
-    assert prices.ahead(0.3, gain=0.004) == pytest.approx(0.3 * 0.004)  # else done without
-    assert prices.ahead(0.3, gain=-0.1) == 0.0
+    assert prices.ahead(0.3, gain=0.5, first=False) == pytest.approx(0.3 * 0.5)
+    assert prices.ahead(0.3, gain=0.5, first=True) == pytest.approx(0.3 * 0.010)  # the backup's
+    assert prices.ahead(0.3, gain=0.004, first=True) == pytest.approx(0.3 * 0.004)  # done without
+    assert prices.ahead(0.3, gain=-0.1, first=False) == 0.0
 
 
 @pytest.mark.parametrize("remaining", [math.inf, 0.020, 0.0])

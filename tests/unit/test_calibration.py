@@ -81,6 +81,12 @@ def test_one_slow_pass_does_not_count(clock):
     assert REPEATS >= 3
 
 
+def test_a_disturbance_that_outlasts_a_few_passes_does_not_count(clock):
+    times = iter([9.0] * len(TOKENS) + [0.1] * 1000)  # as many as a sweep over all sizes
+    costs = measure_costs(Model(clock, lambda _: next(times)), CACHE, Draft({1: 1.0}), 1)
+    assert costs.verify_idle.seconds == pytest.approx((0.1,) * len(TOKENS))
+
+
 def test_passes_lie_behind_some_context_where_the_cache_has_room(clock):
     model = Model(clock, lambda _: 0.1)
     measure_costs(model, CACHE, Draft({1: 1.0}), 1)

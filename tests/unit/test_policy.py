@@ -196,7 +196,13 @@ def test_what_a_token_is_worth_is_learned():
         judging.observe(ALL_ACCEPTED)  # a = (10 * .75 + 20) / 30 = .9167
     assert judging.worth_drafting([path(drafted=1, reach=0.50)], [MISS])
     assert not judging.worth_drafting([path(drafted=1, reach=0.48)], [MISS])
-    assert not judging.worth_drafting([path(drafted=1, reach=0.50)], [HIT])  # knows its own a
+
+
+def test_a_hit_is_handed_over_as_it_was_found():
+    judging = at_speed(30)
+    assert not judging.worth_drafting([path(drafted=1)], [HIT])
+    assert judging.worth_drafting([path(drafted=1)] * 2, [HIT, MISS])  # shares a miss's pass
+    assert at_speed(30, return_short=False).worth_drafting([path(drafted=1)], [HIT])
 
 
 @pytest.mark.parametrize(

@@ -120,6 +120,18 @@ def test_contention_is_what_the_decoder_measured(tmp_path):
     assert (ar["contention"], ssd["contention"]) == (None, times)
 
 
+@pytest.mark.parametrize(("ratio", "warned"), [(0.55, True), (0.93, False)])
+def test_a_plan_by_disturbed_pass_times_is_warned_of(tmp_path, ratio, warned):
+    decoders = with_diagnostics(verify_over_timed=ratio)
+    found = summary(tmp_path, autoregressive(AR), blockwise(SSD), decoders=decoders)["warnings"]
+    told = (
+        "ssd/mini/t0/b1 planned by pass times that something had disturbed: its verifications took "
+        "55% of them; measure again"
+    )
+    assert (told in found) is warned
+    assert any("had disturbed" in line for line in found) is warned
+
+
 def test_categories_are_told_apart(tmp_path):
     ar = decode(
         AR,
