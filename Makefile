@@ -37,9 +37,13 @@ reproduce: $(INSTALLED)  ## fetch the default pair, run AR, SD and SSD, write th
 publish: $(INSTALLED)  ## build the dashboard in site/ from every run below runs/
 	$(BIN)/harness dashboard runs --out site
 
-test: $(INSTALLED)  ## run the tests, with coverage
+BY_DEFAULT := not slow and not gpu and not network
+
+test: $(INSTALLED)  ## run the tests in two processes, with coverage; those that time something first, alone
 	$(BIN)/harness pairs pull smollm2-135m
-	$(BIN)/pytest --cov --cov-report=term:skip-covered
+	$(BIN)/pytest -m 'alone and $(BY_DEFAULT)'
+	$(BIN)/pytest -m 'not alone and $(BY_DEFAULT)' -n 2 --dist loadfile --no-loadscope-reorder \
+		--cov --cov-report=term:skip-covered
 
 check: $(INSTALLED)  ## lint, formatting, container recipes and types
 	$(BIN)/ruff check

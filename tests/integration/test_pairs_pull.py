@@ -86,6 +86,7 @@ def test_transformers_loads_the_conversion_and_it_makes_sense(smollm2):
     assert "The capital of France is Paris." in answer
 
 
+@pytest.mark.alone
 def test_second_load_is_quick(smollm2):
     start = time.perf_counter()
     again = resolve(find_pair("smollm2-135m"), default_cache_dir(), offline=True)
@@ -114,6 +115,7 @@ def test_qwen_tokenizer_agrees_with_transformers(qwen):
     assert len(tokenizer) == 151665  # as published; the rest of the embedding is padding
 
 
+@pytest.mark.alone
 def test_second_load_of_the_qwen_pair_is_quick(qwen):
     start = time.perf_counter()
     again = resolve(find_pair("qwen2.5-coder"), default_cache_dir(), offline=True)

@@ -13,6 +13,8 @@ from impl.engine.chain_drafter import ChainDrafter
 from impl.ssd import decoder as ssd_decoder
 from impl.ssd.speculator import Speculator
 
+pytestmark = pytest.mark.alone
+
 DELAY_S = 0.15  # passes of these models take a hundredth of it, on a busy machine a tenth
 CRITICAL = (SpanKind.DRAFT, SpanKind.VERIFY, SpanKind.WAIT, SpanKind.TRANSFER)
 OPTIONS = {"ssd": PLAIN, "amusd": {}, "pearl": {"lookahead": 2}}
