@@ -31,9 +31,9 @@ QUICK = {
 RUN = (
     *("--launcher", "ray", "--pair", "tiny", "--datasets", "mini", "--methods", "ar,slow"),
     *("--prompts", "8", "--block-size", "2", "--max-new-tokens", "12"),
-    *("--repeats", "3", "--warmup-steps", "1", "--no-verify"),
+    *("--repeats", "2", "--warmup-steps", "1", "--no-verify"),
 )
-GROUPS, BLOCKS = 3, 4  # repeats; blocks of two prompts
+GROUPS, BLOCKS = 2, 4  # repeats; blocks of two prompts
 CELLS = 3  # AR, its control and `slow`
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install -e '.[ray]'")
