@@ -6,6 +6,8 @@ CPUs and GPUs, so that Ray runs nothing else there meanwhile.
 
 from __future__ import annotations
 
+import os
+import socket
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +21,7 @@ from harness.launch.node_agent import Ended, NodeAgent
 from harness.supervisor import Call
 
 _RESERVE_S = 60.0  # for the nodes' other Ray work to end
+_ANSWER_S = 5.0  # for a cluster's port to take a connection
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +51,7 @@ def connected() -> Iterator[RayCluster]:
     """The cluster that `RAY_ADDRESS` names or that runs on this machine.
 
     Raises:
-        UsageError: Ray is not installed, or no cluster runs.
+        UsageError: Ray is not installed, or no cluster runs, or none where `RAY_ADDRESS` says.
     """
     try:
         import ray
@@ -56,6 +59,7 @@ def connected() -> Iterator[RayCluster]:
         raise UsageError(
             "launcher: ray needs Ray, which is not installed: pip install saguaro-harness[ray]"
         ) from error
+    _check_address(os.environ.get("RAY_ADDRESS", ""))
     try:
         ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
     except ConnectionError as error:
@@ -66,6 +70,20 @@ def connected() -> Iterator[RayCluster]:
         yield RayCluster()
     finally:
         ray.shutdown()  # ends the agents and with them the workers
+
+
+def _check_address(address: str) -> None:
+    """Refuses an address where nobody answers; Ray itself would end this process after minutes."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if not host or not port.isdecimal():  # `auto`, or nothing: Ray looks on this machine
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_S).close()
+    except (OSError, OverflowError) as error:
+        raise UsageError(
+            f"launcher: no Ray cluster answers at RAY_ADDRESS={address} ({error}); correct it or "
+            "unset it"
+        ) from error
 
 
 class RayCluster:

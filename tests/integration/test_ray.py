@@ -5,6 +5,7 @@ All nodes are on this machine, so they are alike unless an environment variable 
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -171,3 +172,15 @@ def test_without_a_cluster_one_line_says_what_to_do(tmp_path: Path) -> None:
     assert stderr.splitlines() == [
         "error: launcher: no Ray cluster runs here; start one (docs/cluster.md) or set RAY_ADDRESS"
     ]
+
+
+@pytest.mark.parametrize("scheme", ["", "ray://"])
+def test_an_address_where_nobody_answers_is_told_at_once(tmp_path: Path, scheme: str) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and never listens
+        address = f"{scheme}127.0.0.1:{taken.getsockname()[1]}"
+        with harness(*RUN, "--out", tmp_path / "run", address=address) as process:
+            stderr = process.communicate(timeout=60)[1]  # Ray itself takes two minutes
+    assert process.returncode == 2
+    assert stderr.startswith(f"error: launcher: no Ray cluster answers at RAY_ADDRESS={address} (")
+    assert stderr.count("\n") == 1
