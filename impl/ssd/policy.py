@@ -60,6 +60,8 @@ class Policy:
         self._speed = _Ratio(0.0, 0.0)  # tokens, seconds
         self._verify_s = _Ratio(0.0, 0.0)  # seconds, verifications
         self._drift = _Ratio(1.0, 1.0)  # seconds, as expected from the pass times
+        self._pass_drift = _Ratio(1.0, 1.0)  # the same of passes beside the verification
+        self._contention = _Ratio(0.0, 1.0)  # seconds the target lost, that the draft worked beside
         self._fast_acceptance = _Ratio(2.0, 4.0)  # accepted, decided
 
     # What it learns.
@@ -70,6 +72,8 @@ class Policy:
         drafted = round(_PRIOR_TOKENS)
         seconds = costs.verify_idle.at(batch_size * (drafted + 1))
         seconds += drafted * costs.draft_idle.at(batch_size)
+        working = _PRIOR_ROUNDS * costs.verify_loaded.at(batch_size * (drafted + 1))
+        self._contention = _Ratio(working * costs.contention, working)
         tokens = batch_size * _PRIOR_TOKENS
         self._speed = _Ratio(_PRIOR_ROUNDS * tokens, _PRIOR_ROUNDS * seconds)
         self._price(batch_size)
@@ -88,11 +92,20 @@ class Policy:
         self._speed.add(tokens, seconds)
         self._price(batch_size)
 
-    def observe_verification(self, seconds: float, tokens: int) -> None:
-        """Learns how long the target took to verify `tokens` tokens of all sequences."""
+    def observe_verification(self, seconds: float, tokens: int, working: float) -> None:
+        """Learns how long the target took to verify `tokens` tokens of all sequences.
+
+        The draft worked beside it for `working` of these seconds.
+        """
         self._verify_s.add(seconds, 1.0)
         if self._costs is not None:
             self._drift.add(seconds, self._costs.verify_loaded.at(tokens))
+            self._contention.add(seconds - self._costs.verify_idle.at(tokens), working)
+
+    def observe_pass(self, seconds: float, rows: int) -> None:
+        """Learns how long a draft pass over `rows` rows took beside the target."""
+        if self._costs is not None:
+            self._pass_drift.add(seconds, self._costs.draft_loaded.at(rows))
 
     def expected_verification(self, tokens: int) -> float:
         """Seconds that verifying `tokens` tokens should take; endless where nothing was timed."""
@@ -199,12 +212,19 @@ class Policy:
             for path in paths
         }
         ranked = sorted(paths, key=savings.__getitem__, reverse=True)
-        least = prices.costs.contention if self.options.budget == "auto" else -math.inf
-        best_first = map(savings.__getitem__, ranked)
         count = rows_of_a_pass(
-            best_first, prices.costs.draft_loaded, remaining=remaining, least=least, given=given
+            map(savings.__getitem__, ranked),
+            prices.costs.draft_loaded.times(self._pass_drift.value),
+            remaining=remaining,
+            least=self.contention if self.options.budget == "auto" else -math.inf,
+            given=given,
         )
         return ranked[:count]
+
+    @property
+    def contention(self) -> float:
+        """Seconds that the target loses for each second that the draft works beside it."""
+        return max(0.0, self._contention.value)
 
     def _gain(self, path: Path, after: CacheOutcome | None) -> float:
         """Seconds gained by verifying the path's next token, which nobody has seen yet."""

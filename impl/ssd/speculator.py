@@ -124,7 +124,9 @@ class Speculator:
         """Answers a message that the draft had listened for since `listening_ns`."""
         start_ns = time.perf_counter_ns()
         if self.answered_ns:
-            self.policy.observe_verification((start_ns - self.answered_ns) / 1e9, self.verifying)
+            verified_s = (start_ns - self.answered_ns) / 1e9
+            working_s = sum(span.end_ns - span.start_ns for span in self.speculating) / 1e9
+            self.policy.observe_verification(verified_s, self.verifying, working_s)
         states = [self.sequences[ask.request_id] for ask in asked]
         if unfed := [state for state in states if state.backup == "fast" and not state.trunk.nodes]:
             self._pass({state: [state.trunk] for state in unfed})  # or they would pile up
@@ -257,8 +259,10 @@ class Speculator:
     def _speculate(self, states: List[SequenceSpeculation]) -> None:
         start_ns = time.perf_counter_ns()
         if feeding := self._likeliest(states):
-            self._pass(feeding)
-            self.speculating.append(Span(SpanKind.SPECULATE, start_ns, time.perf_counter_ns()))
+            rows = self._pass(feeding)
+            end_ns = time.perf_counter_ns()
+            self.speculating.append(Span(SpanKind.SPECULATE, start_ns, end_ns))
+            self.policy.observe_pass((end_ns - start_ns) / 1e9, rows)
             return
         for state in states:
             state.building = False
@@ -286,8 +290,12 @@ class Speculator:
 
     # One forward pass over what has not been fed yet.
 
-    def _pass(self, feeding: Feeding) -> None:
-        """Feeds these paths' new tokens; each path that is incomplete draws its next one."""
+    def _pass(self, feeding: Feeding) -> int:
+        """Feeds these paths' new tokens; each path that is incomplete draws its next one.
+
+        Returns:
+            How many tokens it fed.
+        """
         tokens: list[int] = []
         positions: list[int] = []
         segments: list[Segment] = []
@@ -308,6 +316,7 @@ class Speculator:
         rows = torch.split(logits, counts)
         for (state, paths), part in zip(feeding.items(), rows, strict=True):
             self._grow(state, paths, part)
+        return len(tokens)
 
     def _grow(self, state: SequenceSpeculation, paths: List[Path], rows: torch.Tensor) -> None:
         """Hands the paths the logits [new nodes, Vd] of what was fed; draws what is wanted."""

@@ -96,9 +96,49 @@ def test_how_long_a_verification_takes_is_corrected_by_what_was_seen():
     judging = policy(costs=FREE)
     assert judging.expected_verification(11) == pytest.approx(0.150)
     for _ in range(400):
-        judging.observe_verification(0.2, tokens=1)  # twice what was measured at first
+        judging.observe_verification(0.2, tokens=1, working=0.0)  # twice what was measured at first
     assert judging.expected_verification(11) == pytest.approx(0.300)
     assert policy().expected_verification(1) == math.inf
+
+
+def test_contention_is_what_rounds_show():
+    paths = [path(chance=0.5)]  # saves 5 ms of a pass of 10: half a second a second
+    judging = policy(costs=FREE)
+    assert judging.contention == 0.0
+    for _ in range(400):
+        judging.observe_verification(0.140, tokens=1, working=0.050)  # 40 ms lost in 50
+    assert judging.contention == pytest.approx(0.8)
+    assert judging.likeliest(paths, given=0, remaining=math.inf) == []
+    for _ in range(400):
+        judging.observe_verification(0.110, tokens=1, working=0.050)
+    assert judging.contention == pytest.approx(0.2)
+    assert judging.likeliest(paths, given=0, remaining=math.inf) == paths
+    for _ in range(400):
+        judging.observe_verification(0.090, tokens=1, working=0.050)  # quicker than alone
+    assert judging.contention == 0.0
+
+
+def test_a_few_rounds_outweigh_a_disturbed_timing():
+    judging = policy(costs=CONTENDED)
+    assert judging.contention == pytest.approx(0.75)
+    # 5 rounds of .46 s, 3 drafted tokens verified, count as seen: 1.725 s lost in 2.3
+    for _ in range(10):
+        judging.observe_verification(0.110, tokens=3, working=0.100)  # none lost
+    kept = 0.95**10
+    decayed = 0.1 * (1 - kept) / 0.05
+    assert judging.contention == pytest.approx(1.725 * kept / (2.3 * kept + decayed))
+
+
+def test_passes_beside_the_target_are_priced_as_they_turn_out():
+    paths = [path(chance=0.5)]
+    judging = policy(costs=FREE)
+    for _ in range(400):
+        judging.observe_verification(0.130, tokens=1, working=0.100)  # .3 lost a second
+        judging.observe_pass(0.010, rows=1)
+    assert judging.likeliest(paths, given=0, remaining=math.inf) == paths  # saves .5 a second
+    for _ in range(400):
+        judging.observe_pass(0.020, rows=1)  # now .25
+    assert judging.likeliest(paths, given=0, remaining=math.inf) == []
 
 
 def test_a_paths_reach_is_the_chance_that_all_its_tokens_are_accepted():
@@ -157,7 +197,7 @@ def test_backup_times_are_told_in_verifications():
     slow = policy(fallback="adaptive")
     slow.observe_backup(9.0)  # before any verification there is no unit to tell it in
     assert slow.backup(1, found=True) == "neural"
-    slow.observe_verification(0.1, tokens=5)
+    slow.observe_verification(0.1, tokens=5, working=0.0)
     for _ in range(60):
         slow.observe_backup(0.2)  # T_b 2: the model loses even alone
     assert slow.backup(1, found=True) == "fast"
