@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
@@ -148,15 +148,16 @@ class Placement:
     Attributes:
         target_cores: cores of the target, shared out evenly among its devices; the process that
             calls `step` runs on those of the first.
-        draft_cores: cores of the draft worker of asynchronous methods. Synchronous methods draft
-            on the target's devices.
+        draft_cores: cores of the draft worker of asynchronous methods, shared out evenly among
+            several. Synchronous methods draft on the target's devices.
         convention: what synchronous methods have. "equal-target": the target's cores, so that the
             target is the same for all. "pooled": the draft's cores too, for target and draft
             alike, so that all methods have the same machine.
         target_devices: "cuda:N" or "cpu", by their PyTorch names; several share each layer of the
             target (tensor parallelism), each with a process of its own.
-        draft_device: of the draft worker, "cuda:N" or "cpu". Models on GPUs have their processes
-            on the cores above.
+        draft_device: of the draft worker, "cuda:N" or "cpu"; of several, separated by commas, for
+            methods with a replica of the draft on each. Models on GPUs have their processes on the
+            cores above.
         channel: between the target and the draft worker: "shared" memory, or "distributed", by
             messages alone, as between machines.
     """
@@ -169,17 +170,38 @@ class Placement:
     channel: ChannelName = "shared"
 
     @property
+    def draft_devices(self) -> tuple[str, ...]:
+        """The device of each draft worker."""
+        return tuple(self.draft_device.split(","))
+
+    @property
     def shared(self) -> bool:
-        """True when the draft worker has no device of its own (flagged in reports)."""
-        if self.draft_device not in self.target_devices:
-            return False
-        cores = set(self.target_cores) & set(self.draft_cores)
-        return self.draft_device != "cpu" or bool(cores)
+        """True when a draft worker has no device of its own (flagged in reports)."""
+        return self._drafts_apart < len(self.draft_devices)
+
+    @property
+    def _drafts_apart(self) -> int:
+        """How many draft workers have a device of their own."""
+        return sum(
+            device not in self.target_devices
+            or (device == "cpu" and not set(self.target_cores) & set(self.worker_cores(number)))
+            for number, device in enumerate(self.draft_devices)
+        )
 
     def rank_cores(self, rank: int) -> tuple[int, ...]:
         """The cores of the process that drives the target's device of this index."""
         each = len(self.target_cores) // len(self.target_devices)
         return self.target_cores[rank * each : (rank + 1) * each]
+
+    def worker_cores(self, number: int) -> tuple[int, ...]:
+        """The cores of the draft worker of this number."""
+        each = len(self.draft_cores) // len(self.draft_devices)
+        return self.draft_cores[number * each : (number + 1) * each]
+
+    def with_one_draft(self) -> Placement:
+        """The same with the first draft worker alone, for methods that have no more."""
+        cores = self.worker_cores(0)
+        return replace(self, draft_device=self.draft_devices[0], draft_cores=cores)
 
     def cores(self, asynchronous: bool) -> tuple[int, ...]:
         """The cores of the process that calls `step`, one thread each."""
@@ -190,7 +212,7 @@ class Placement:
     def devices(self, asynchronous: bool) -> int:
         """How many devices a method owns: what its per-device figures are divided by."""
         both = asynchronous or self.convention == "pooled"
-        return len(self.target_devices) + (both and not self.shared)
+        return len(self.target_devices) + (self._drafts_apart if both else 0)
 
 
 class ModelProvider(Protocol):
@@ -269,6 +291,8 @@ class Decoder(abc.ABC):
         needs_draft: whether the pair must have a draft model.
         asynchronous: whether it owns the draft's device beside the target's. Decides the number of
             devices that per-device figures divide by.
+        replicates_draft: whether it has a draft on each of the draft's devices; else the first is
+            the draft's only one.
         takes_synthetic: whether all that decides its tokens are the pair's two models, so that a
             coin can (docs/synthetic.md).
         own_kernels: whether its logits come from other kernels than those of the shared engine, so
@@ -279,6 +303,7 @@ class Decoder(abc.ABC):
     Options: ClassVar[type[DecoderOptions]] = DecoderOptions
     needs_draft: ClassVar[bool] = False
     asynchronous: ClassVar[bool] = False
+    replicates_draft: ClassVar[bool] = False
     takes_synthetic: ClassVar[bool] = False
     own_kernels: ClassVar[bool] = False
 

@@ -11,7 +11,14 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from harness.config import RunConfig
-from harness.decoder import Decoder, DecoderOptions, DecoderSetup, ModelProvider, TuningGrid
+from harness.decoder import (
+    Decoder,
+    DecoderOptions,
+    DecoderSetup,
+    ModelProvider,
+    Placement,
+    TuningGrid,
+)
 from harness.measure import warm_up
 from harness.plan import Cell
 from harness.simulation.emulation import device_count
@@ -118,16 +125,24 @@ class DecoderPool:
             "tuned": bool(found or method.given & method.grid.keys()) if method.grid else None,
             "automatic": options.automatic,
             "tuned_options": list(found.names) if found else [],
-            "devices": self._devices(method.decoder.asynchronous),
+            "devices": self._devices(method.decoder),
             "own_kernels": method.decoder.own_kernels,
             "warmup_steps": self._warm[key, cell.temperature],
             "diagnostics": dict(self._decoders[key].diagnostics()),
         }
 
-    def _devices(self, asynchronous: bool) -> int:
+    def _devices(self, decoder: type[Decoder]) -> int:
+        where = self._placement(decoder)
         if self._config.devices:
-            return device_count(self._config.devices, asynchronous)
-        return self._config.placement.devices(asynchronous)
+            drafts = len(where.draft_devices) if decoder.asynchronous else 0
+            return device_count(self._config.devices, drafts)
+        return where.devices(decoder.asynchronous)
+
+    def _placement(self, decoder: type[Decoder]) -> Placement:
+        """The run's; a draft without replicas is on the first of the draft's devices."""
+        where = self._config.placement
+        alone = decoder.asynchronous and not decoder.replicates_draft
+        return where.with_one_draft() if alone else where
 
     def discard(self, cell: Cell) -> None:
         """Closes the decoder of a cell that has failed; other cells of the method get a new one."""
@@ -162,7 +177,7 @@ class DecoderPool:
         setup = DecoderSetup(
             models=self._models,
             options=method.options_for(cell),
-            placement=self._config.placement,
+            placement=self._placement(method.decoder),
             batch_size=cell.batch_size,
             max_context=self._config.max_context,
             deterministic=self._config.deterministic,

@@ -6,7 +6,7 @@ Reads names; `impl.engine.placement` knows which devices this machine has.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from harness.decoder import Placement
@@ -33,8 +33,8 @@ def parse_devices(names: str | Iterable[str]) -> tuple[str, ...]:
 def with_devices(placement: Mapping[str, Any]) -> dict[str, Any]:
     """A placement's fields with its devices read.
 
-    A draft without a device of its own is on the target's first. Several target devices have a core
-    each, and the draft worker the next one, where no cores are given.
+    A draft without a device of its own is on the target's first. Several devices have a core each,
+    those of the draft behind the target's, where no cores are given.
 
     Raises:
         ValueError: names the field.
@@ -43,32 +43,40 @@ def with_devices(placement: Mapping[str, Any]) -> dict[str, Any]:
     if (names := values.get("target_devices")) is not None:
         targets = values["target_devices"] = _read("target_devices", names)
         values.setdefault("draft_device", targets[0])
-        if len(targets) > 1:  # each device's process has a core of its own
-            values.setdefault("target_cores", tuple(range(len(targets))))
-            values.setdefault("draft_cores", (len(targets),))
-    if (name := values.get("draft_device")) is not None:
-        found = _read("draft_device", name)
-        if len(found) > 1:
-            raise ValueError(f"draft_device: {name} is more than one device")
-        values["draft_device"] = found[0]
+    if (names := values.get("draft_device")) is not None:
+        values["draft_device"] = ",".join(_read("draft_device", names))
+    ranks = len(values.get("target_devices") or ("cpu",))
+    drafts = len((values.get("draft_device") or "cpu").split(","))
+    if ranks > 1 or drafts > 1:  # each device's process has a core of its own
+        values.setdefault("target_cores", tuple(range(ranks)))
+        values.setdefault("draft_cores", tuple(range(ranks, ranks + drafts)))
     return values
 
 
 def check_devices(placement: Placement) -> None:
-    """Raises `ValueError` for devices that cannot make up one target."""
-    targets = placement.target_devices
-    if "cpu" in targets and set(targets) != {"cpu"}:
-        raise ValueError("target_devices: are either all GPUs or all cpu")
-    twice = [name for name in targets if name != "cpu" and targets.count(name) > 1]
-    if twice:
-        raise ValueError(f"target_devices: {twice[0]} is listed twice")
+    """Raises `ValueError` for devices that cannot make up one target, or one draft each."""
+    targets, drafts = placement.target_devices, placement.draft_devices
+    _check_alike("target_devices", targets, "target_cores", placement.target_cores)
+    _check_alike("draft_device", drafts, "draft_cores", placement.draft_cores)
     if placement.convention == "pooled" and targets != ("cpu",):
         raise ValueError("convention: pooled is for one target device, a CPU; drop it")
-    if len(placement.target_cores) % len(targets):
+
+
+def _check_alike(field: str, devices: Sequence[str], own: str, cores: Sequence[int]) -> None:
+    if "cpu" in devices and set(devices) != {"cpu"}:
+        raise ValueError(f"{field}: are either all GPUs or all cpu")
+    twice = [name for name in devices if name != "cpu" and devices.count(name) > 1]
+    if twice:
+        raise ValueError(f"{field}: {twice[0]} is listed twice")
+    if len(cores) % len(devices):
+        many = field if field.endswith("s") else f"{field}s"
         raise ValueError(
-            f"target_cores: {len(placement.target_cores)} cannot be shared out evenly among "
-            f"{len(targets)} target_devices; give a multiple"
+            f"{own}: {len(cores)} cannot be shared out evenly among {len(devices)} {many}; "
+            "give a multiple"
         )
+    shared = [core for core in cores if cores.count(core) > 1]
+    if shared and len(devices) > 1 and devices[0] == "cpu":
+        raise ValueError(f"{own}: {shared[0]} is listed twice; a device has cores of its own")
 
 
 def _spelt_out(name: str) -> list[str]:

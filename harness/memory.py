@@ -154,7 +154,7 @@ def device_needs(
         placement: which devices the models are on; None is the first GPU for the target and the
             second for the draft, as far as there are any.
     """
-    targets, own = _devices(available, placement)
+    targets, drafts = _devices(available, placement)
     holds: dict[str, list[str]] = {}
     needs: dict[str, int] = {}
 
@@ -167,7 +167,8 @@ def device_needs(
         put(device, f"target{of}", target.share(len(targets)) + WORKING_BYTES)
     if draft:
         put(targets[0], "draft", draft.bytes)
-        put(own, "draft in its own process", draft.bytes + WORKING_BYTES)
+        for device in drafts:
+            put(device, "draft in its own process", draft.bytes + WORKING_BYTES)
     return tuple(
         DeviceNeed(device, ", ".join(holds[device]), need, available.get(device, 0))
         for device, need in needs.items()
@@ -176,14 +177,16 @@ def device_needs(
 
 def _devices(
     available: Mapping[str, int], placement: Placement | None
-) -> tuple[tuple[str, ...], str]:
-    """Of the target, and of the draft's process."""
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Of the target, and of the draft's processes."""
     if placement is None:
         gpus = [name for name in available if name != _HOST] or [_HOST]
-        return (gpus[0],), gpus[min(1, len(gpus) - 1)]
-    names = (*placement.target_devices, placement.draft_device)
-    *targets, own = (_HOST if name == "cpu" else name for name in names)
-    return tuple(targets), own
+        return (gpus[0],), (gpus[min(1, len(gpus) - 1)],)
+
+    def places(names: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(_HOST if name == "cpu" else name for name in names)
+
+    return places(placement.target_devices), places(placement.draft_devices)
 
 
 def available_memory() -> dict[str, int]:

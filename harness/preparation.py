@@ -110,7 +110,7 @@ def check_methods(config: RunConfig) -> None:
     pooled = where.convention == "pooled"
     if pooled or any(method.decoder.asynchronous for method in methods.values()):
         placement.check("draft_cores", where.draft_cores)
-        placement.check_devices("draft_device", (where.draft_device,))
+        placement.check_devices("draft_device", where.draft_devices)
 
 
 def check_machine(config: RunConfig) -> None:
@@ -261,7 +261,7 @@ def _models(config: RunConfig, pair: ResolvedPair) -> Models:
         vocab_limit=model_size(target.folder, "vocab_size"),
         engine=config.engine,
         latency=emulated.draft if emulated else None,
-        device=where.draft_device,
+        device=where.draft_devices[0],
         random=config.weights == "random",
     )
     return Models(*synthetic.with_coin(config, target, draft))

@@ -165,7 +165,7 @@ def _machine_warnings(manifest: Mapping[str, Any]) -> Iterable[str]:
         yield f"SYNTHETIC, no measurement of these models: {synthetic} (docs/synthetic.md)"
     if (placement := fingerprint.get("placement", {})).get("shared"):
         device = placement.get("draft_device", "cpu")
-        shared = "cores" if device == "cpu" else device
+        shared = "cores" if device.startswith("cpu") else device
         yield f"target and draft share {shared}: asynchronous methods are slower than they could be"
     load = fingerprint.get("load_average")
     cores = fingerprint.get("cpu", {}).get("cores_available")

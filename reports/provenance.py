@@ -163,11 +163,13 @@ def _placement(placement: Mapping[str, Any]) -> str:
     if not placement:
         return ""
     target = _where(placement.get("target_devices"), placement.get("target_cores"))
-    draft = _where([placement.get("draft_device")], placement.get("draft_cores"))
+    drafts = (placement.get("draft_device") or "").split(",")
+    draft = _where(drafts, placement.get("draft_cores"))
+    processes = "draft process" if len(drafts) == 1 else f"{len(drafts)} draft processes"
     shared = " (shared)" if placement.get("shared") else ""
     pooled = placement.get("convention") == "pooled"
     use = "; pooled: synchronous methods have all of these" if pooled else ""
-    return f"target on {target}, draft process on {draft}{shared}{use}"
+    return f"target on {target}, {processes} on {draft}{shared}{use}"
 
 
 def _where(devices: Iterable[str | None] | None, cores: Sequence[int] | None) -> str:

@@ -73,7 +73,7 @@ RUN_OPTIONS = (
     click.option("--target-cores", type=comma_list, help="Cores of the target, e.g. 0."),
     click.option("--draft-cores", type=comma_list, help="Cores of the draft worker, e.g. 1."),
     click.option("--target-devices", help="Of the target: cpu, cuda:0 or cuda:0-3."),
-    click.option("--draft-device", help="Of the draft worker: cpu or cuda:4; default: shared."),
+    click.option("--draft-device", help="Of the draft worker: cpu, cuda:4; of several: cuda:4-5."),
     click.option("--channel", help="To the draft worker: shared (memory) or distributed."),
     click.option("--devices", help="emulated:PROFILE: passes take a profile's time (EMULATED)."),
     click.option("--acceptance", help="synthetic:0.8: a coin accepts drafted tokens (SYNTHETIC)."),

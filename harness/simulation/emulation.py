@@ -41,10 +41,10 @@ def latencies(devices: str, batch_size: int) -> Latencies:
     return Latencies(*(_latency(model, batch_size, profile.host_s) for model in models))
 
 
-def device_count(devices: str, asynchronous: bool) -> int:
-    """How many emulated devices a method owns."""
+def device_count(devices: str, drafts: int) -> int:
+    """How many emulated devices a method owns that has so many draft processes."""
     profile = emulated_profile(devices)
-    return profile.target_devices + (profile.draft_devices if asynchronous else 0)
+    return profile.target_devices + drafts * profile.draft_devices
 
 
 def _latency(model: PassModel, batch_size: int, host_s: float) -> Latency:

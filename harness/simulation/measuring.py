@@ -45,7 +45,7 @@ def measure_profile(config: RunConfig, progress: Progress) -> MeasuredFile:
     settings = {
         "methods": (_METHOD,), "options": {}, "datasets": ("mini",), "prompts": 1,
         "temperatures": config.temperatures[:1], "control": False, "tuned": False,
-        "deterministic": False,
+        "deterministic": False, "placement": config.placement.with_one_draft(),
     }  # fmt: skip
     config = config.model_copy(update=settings)
     check_methods(config)

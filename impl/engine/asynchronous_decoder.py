@@ -45,9 +45,10 @@ class AsynchronousDecoder(EngineDecoder):
         options: the method's parameters.
         draft_spec: the model that the draft process loads.
         head_ids: target ids of the q columns; None when they are the same.
-        q_buffer: float32 [slots, rows, Vd] for q's, shared with the draft process where the channel
-            shares memory. Elsewhere it gives the draft's own buffer its shape.
-        remote_rows: the draft's own buffer; None where memory is shared.
+        q_buffer: float32 [drafts * slots, rows, Vd] for q's, the slots of each draft process in
+            turn; shared with it where the channel shares memory. Elsewhere they give the process's
+            own buffer its shape.
+        remote_rows: each draft process's own buffer; None where memory is shared.
         draft: the conversation with the draft process.
         degraded: why the draft is gone, when the target goes on alone.
     """
@@ -56,7 +57,6 @@ class AsynchronousDecoder(EngineDecoder):
     asynchronous = True
     options: AsynchronousOptions
     draft: DraftClient
-    remote_rows: RemoteRows | None = None
 
     def __init__(self, setup: DecoderSetup, options: AsynchronousOptions, rows: int) -> None:
         """Args: `rows` is how many q's of one sequence the buffer holds."""
@@ -65,24 +65,33 @@ class AsynchronousDecoder(EngineDecoder):
         self.draft_spec = draft_spec_of(setup)
         ids = self.draft_spec.head_ids()
         self.head_ids = None if ids is None else ids.to(self.verifier.target.device)
-        self.q_buffer = share(setup.batch_size, rows, self.draft_spec.width())
+        slots = len(setup.placement.draft_devices) * setup.batch_size
+        self.q_buffer = share(slots, rows, self.draft_spec.width())
+        self.remote_rows: list[RemoteRows | None] = []
         self.degraded: str | None = None
 
     def start_process(self, worker: WorkerFactory, arguments: List[Any]) -> DraftProcess:
-        """Starts the worker on the draft's cores."""
-        where = self.setup.placement
-        process = DraftProcess(worker, arguments, where.draft_cores, where.channel)
-        self.remote_rows = process.remote_rows(self.q_buffer.shape)
+        """Starts the next draft worker on its cores."""
+        where, number = self.setup.placement, len(self.remote_rows)
+        process = DraftProcess(worker, arguments, where.worker_cores(number), where.channel)
+        self.remote_rows.append(process.remote_rows(self.q_rows(number).shape))
         return process
 
-    def drawn(self, sequence: Sequence, tokens: List[int], places: List[int]) -> Draft:
-        """What the draft process drew, each token from the q at its place of the buffer."""
-        if self.remote_rows is not None:
-            return self.remote_rows.draft(sequence.slot, places, tokens, self.head_ids)
+    def q_rows(self, number: int) -> torch.Tensor:
+        """The part [slots, rows, Vd] of the buffer that is the draft process's of this number."""
+        size = self.setup.batch_size
+        return self.q_buffer[number * size : (number + 1) * size]
+
+    def drawn(
+        self, sequence: Sequence, tokens: List[int], places: List[int], number: int = 0
+    ) -> Draft:
+        """What a draft process drew, each token from the q at its place of the buffer."""
+        if (remote := self.remote_rows[number]) is not None:
+            return remote.draft(sequence.slot, places, tokens, self.head_ids)
         own: slice | list[int] = list(places)
         if isinstance(places, range):  # adjoining rows are not copied
             own = slice(places.start, places.stop)
-        probs = self.q_buffer[sequence.slot, own]
+        probs = self.q_rows(number)[sequence.slot, own]
         return Draft(torch.tensor(tokens, dtype=torch.int64), probs, self.head_ids)
 
     def ask_draft(

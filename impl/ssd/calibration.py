@@ -21,17 +21,21 @@ REPEATS = 3  # the quickest counts: the least disturbed by other programs
 
 
 def measure_costs(
-    target: LanguageModel, cache: KVCache, draft: DraftProcess, batch_size: int
+    target: LanguageModel, cache: KVCache, drafts: Sequence[DraftProcess], batch_size: int
 ) -> Costs:
-    """Times the passes of target and draft, each alone and beside the other."""
+    """Times the passes of target and draft, each alone and beside the other.
+
+    Several drafts all work beside the target; the first alone drafts while it waits.
+    """
     sizes = tuple(n * batch_size for n in TOKENS)
     rows = Exercise(tuple(n * batch_size for n in ROWS))
     idle = _time_passes(target, cache, sizes)
-    draft.send(rows)
+    for draft in drafts:
+        draft.send(rows)
     loaded = _time_passes(target, cache, sizes)
-    beside = _rest(draft)
-    draft.send(rows)
-    alone = _rest(draft)
+    beside, *_ = [_rest(draft) for draft in drafts]
+    drafts[0].send(rows)
+    alone = _rest(drafts[0])
     return Costs(*(PassTimes.of(seconds) for seconds in (idle, loaded, alone, beside)))
 
 

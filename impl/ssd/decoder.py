@@ -18,6 +18,7 @@ import torch
 
 from harness.decoder import DecoderSetup, Round, Span, SpanKind
 from impl.engine.asynchronous_decoder import AsynchronousDecoder
+from impl.engine.draft_process import DraftProcess
 from impl.engine.engine_decoder import settle
 from impl.engine.sampling import Draft
 from impl.engine.sequence import Sequence
@@ -26,23 +27,34 @@ from impl.ssd.calibration import measure_costs
 from impl.ssd.client import Received, SpeculationClient
 from impl.ssd.messages import Speculation, TakeCosts
 from impl.ssd.options import SaguaroOptions
+from impl.ssd.replicas import Replica, ReplicatedClient
 from impl.ssd.speculator import Speculator
 
 
 class SaguaroDecoder(AsynchronousDecoder):
-    """The target's half; the draft's half is `Speculator`, in a process on its own cores."""
+    """The target's half; the draft's half is `Speculator`, in a process on its own cores.
+
+    On several devices of the draft there is a `Replica` each (`impl.ssd.replicas`).
+    """
 
     name = "ssd"
+    replicates_draft = True
     Options = SaguaroOptions
     options: SaguaroOptions
     draft: SpeculationClient
 
     def __init__(self, setup: DecoderSetup, options: SaguaroOptions) -> None:
         super().__init__(setup, options, rows=options.max_lookahead)
-        arguments = (
-            self.draft_spec, options, self.q_buffer, setup.max_context, setup.deterministic
-        )  # fmt: skip
-        self.draft = SpeculationClient(self.start_process(Speculator, arguments))
+        self.processes: list[DraftProcess] = []
+        try:
+            for number in range(len(setup.placement.draft_devices)):
+                self.processes.append(self._start_draft(number))
+        except BaseException:  # also Ctrl-C: leave no process behind
+            for process in self.processes:
+                process.close()
+            raise
+        several = len(self.processes) > 1
+        self.draft = (ReplicatedClient if several else SpeculationClient)(*self.processes)
         self.costs: Costs | None = None
         self._verified_s = self._as_timed_s = 0.0  # measured, and by the costs beside the draft
         timed = "auto" in (options.lookahead, options.budget) or options.build == "likeliest"
@@ -79,7 +91,7 @@ class SaguaroDecoder(AsynchronousDecoder):
 
     def diagnostics(self) -> Mapping[str, float | int | str]:
         """What this cell ran with: the plan and what passes cost, beside what every draft says."""
-        facts = dict(super().diagnostics())
+        facts = {**super().diagnostics(), "drafts": len(self.processes)}
         if (latest := self.draft.latest) is not None:
             facts["lookahead"], facts["budget"] = latest.lookahead, latest.budget
             facts["critical_batch_size"] = latest.critical_batch_size
@@ -98,15 +110,23 @@ class SaguaroDecoder(AsynchronousDecoder):
             self._verified_s += (verifying.end_ns - verifying.start_ns) / 1e9
             self._as_timed_s += self.costs.verify_loaded.at(tokens)
 
+    def _start_draft(self, number: int) -> DraftProcess:
+        setup, devices = self.setup, self.setup.placement.draft_devices
+        rest = (self.options, self.q_rows(number), setup.max_context, setup.deterministic)
+        if len(devices) == 1:
+            return self.start_process(Speculator, (self.draft_spec, *rest))
+        spec = replace(self.draft_spec, device=devices[number])
+        return self.start_process(Replica, (spec, *rest, number, len(devices)))
+
     def _calibrate(self) -> Costs:
-        process = self.draft.process
         try:
             costs = measure_costs(
-                self.verifier.target, self.verifier.cache, process, self.setup.batch_size
+                self.verifier.target, self.verifier.cache, self.processes, self.setup.batch_size
             )
-            process.send(TakeCosts(costs, self.setup.batch_size))
+            for process in self.processes:
+                process.send(TakeCosts(costs, self.setup.batch_size))
         except BaseException:  # also Ctrl-C: leave no process behind
-            process.close()
+            self.draft.close()
             raise
         return costs
 
@@ -115,7 +135,7 @@ class SaguaroDecoder(AsynchronousDecoder):
         point_mass = sequence.request.sampling.temperature == 0 or speculation.backup == "fast"
         if point_mass or not tokens:
             return Draft(torch.tensor(tokens, dtype=torch.int64))
-        return self.drawn(sequence, tokens, range(len(tokens)))
+        return self.drawn(sequence, tokens, range(len(tokens)), speculation.replica)
 
 
 def _nothing(live: List[Sequence]) -> Received:

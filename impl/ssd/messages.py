@@ -37,6 +37,10 @@ class Speculation(NamedTuple):
         guesses: outcomes that the cache held for this sequence.
         hit_chance: the estimated chance that the outcome was among them; None before the first.
         rank: 1-based place of t* among what would have been guessed; None where not known.
+        replica: number of the draft that has it, in whose buffer the q rows are.
+        ready: whether that is all; else the draft has nothing, or more is worth drafting, and has
+            not begun to. Only where there are several drafts, which then are told `Complete`.
+        confidences: the draft's probabilities of the tokens, for the other drafts.
     """
 
     request_id: str
@@ -46,6 +50,9 @@ class Speculation(NamedTuple):
     guesses: int
     hit_chance: float | None
     rank: int | None
+    replica: int = 0
+    ready: bool = True
+    confidences: tuple[float, ...] = ()
 
 
 class Speculations(NamedTuple):
@@ -64,6 +71,21 @@ class Speculations(NamedTuple):
     lookahead: int
     budget: int
     critical_batch_size: float
+
+
+class Complete(NamedTuple):
+    """Decoder to one of several drafts: draft what these lack. Answered by `Speculations`."""
+
+    request_ids: tuple[str, ...]
+
+
+class Proceed(NamedTuple):
+    """Decoder to one of several drafts: the target verifies now, of these what others have.
+
+    Not answered.
+    """
+
+    adopted: tuple[Speculation, ...]
 
 
 class Exercise(NamedTuple):

@@ -49,8 +49,10 @@ class Verdict:
 class Policy:
     """The decisions under one set of options."""
 
-    def __init__(self, options: SaguaroOptions, *, deterministic: bool) -> None:
+    def __init__(self, options: SaguaroOptions, *, deterministic: bool, replicas: int = 1) -> None:
+        """Args: `replicas` of the draft share out the guesses, each with a budget of its own."""
         self.options = options
+        self._replicas = replicas
         self._deterministic = deterministic
         self._costs: Costs | None = None
         self._prices: Prices | None = None
@@ -145,15 +147,16 @@ class Policy:
     def fan_out(self, after: CacheOutcome | None, confidences: list[float]) -> FanOut:
         """F_0..F_K for a speculation whose K tokens were drafted with these confidences."""
         options, lookahead = self.options, len(confidences)
+        budget = self._replicas * self.budget
         match options.fan_out:
             case "uniform":
-                return uniform(self.budget, lookahead)
+                return uniform(budget, lookahead)
             case "geometric":
-                return geometric(self.budget, lookahead, options.acceptance, options.exponent)
+                return geometric(budget, lookahead, options.acceptance, options.exponent)
             case "adaptive":
-                return self._adaptive.allocate(after, self.budget, lookahead)
+                return self._adaptive.allocate(after, budget, lookahead)
             case "confidence":
-                return self._confident.allocate(confidences, self.budget, options.least_chance)
+                return self._confident.allocate(confidences, budget, options.least_chance)
 
     def chances(self, confidences: list[float], outcomes: Sequence[Outcome]) -> list[float]:
         """The chance of each guessed outcome; they come by position, the likeliest first."""

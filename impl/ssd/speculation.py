@@ -11,6 +11,7 @@ Pure bookkeeping: it says what has not been fed and takes the logits; it runs no
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -88,8 +89,12 @@ class SequenceSpeculation:
         settled: tokens that are settled but not fed, to be fed ahead of the trunk.
         trunk: the speculation that the decoder was given last, growing until it is handed over.
         cache: the branches by the outcome they are for.
+        elsewhere: guessed outcomes whose branches other replicas of the draft have.
+        guesses: outcomes that were speculations when the latest one came.
+        hit_chance: the estimated chance that it was among them; None before the first.
         after: how the trunk was found: after a hit, a miss, or None at the sequence's start.
         backup: what drafted the trunk after a miss.
+        given: the trunk's tokens come from elsewhere, so that all of them are to be fed.
         lookahead: how many tokens new paths want.
         building: the trunk has been handed over and the cache is being filled.
         fan_out: guesses for each position of the trunk; None until they are decided.
@@ -103,8 +108,12 @@ class SequenceSpeculation:
         self.ngrams = NgramIndex(sequence.tokens)
         self.lookahead = lookahead
         self.cache: SpeculationCache[Path] = SpeculationCache(budget)
+        self.elsewhere: set[Outcome] = set()
+        self.guesses = 0
+        self.hit_chance: float | None = None
         self.after: CacheOutcome | None = None
         self.backup: BackupName | None = None
+        self.given = False
         self.building = False
         self.fan_out: FanOut | None = None
         self.opened = 0
@@ -113,10 +122,6 @@ class SequenceSpeculation:
         self.tree = TokenTree(len(sequence.tokens) - 1, self._capacity)
         self.settled: list[int] = []
         self.trunk = self._start_trunk(sequence.tokens[-1])
-
-    def guessed(self) -> list[Path]:
-        """The branches that are speculations by now."""
-        return [path for path in self.cache.values() if path.usable]
 
     def feed(self, path: Path) -> None:
         """Makes nodes of a path's tokens that have not been fed; of settled ones before them."""
@@ -143,6 +148,8 @@ class SequenceSpeculation:
         Returns:
             The cells to gather behind the settled ones, in order.
         """
+        prepared = [path for path in self.cache.values() if path.usable]
+        self.guesses, self.hit_chance = len(prepared), sum(path.chance for path in prepared)
         trunk, hit = self.trunk, self.cache.lookup(outcome)
         if hit is not None and not hit.usable:
             hit = None
@@ -157,11 +164,27 @@ class SequenceSpeculation:
         self._replant(hit)
         return cells
 
+    def adopt(
+        self,
+        tokens: Iterable[int],
+        confidences: Iterable[float],
+        after: CacheOutcome | None,
+        backup: BackupName | None,
+    ) -> None:
+        """Takes over the trunk of another replica, which this one has not fed."""
+        self._replant(None)
+        self.trunk.tokens += tokens
+        self.trunk.confidences += confidences
+        self.trunk.wanted = self.trunk.drafted
+        self.after, self.backup, self.given = after, backup, True
+
     def _replant(self, hit: Path | None) -> None:
         """A new tree behind the settled tokens, holding t* and what was speculated behind it."""
         self.tree = TokenTree(len(self.sequence.tokens) - 1 - len(self.settled), self._capacity)
         self.cache.clear()
-        self.building, self.fan_out, self.opened, self.backup = False, None, 0, None
+        self.elsewhere.clear()
+        self.building, self.fan_out, self.opened = False, None, 0
+        self.backup, self.given = None, False
         self.trunk = self._start_trunk(self.sequence.tokens[-1])
         if hit is None:
             return

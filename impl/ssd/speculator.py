@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence as List
+from typing import Any
 
 import torch
 
@@ -91,24 +92,28 @@ class Speculator:
                 self._speculate(unfinished)
                 continue
             listening_ns = time.perf_counter_ns()
-            match channel.receive():
-                case Speculate(asked):
-                    answer = self._answer(asked, listening_ns)
-                    channel.send(answer)
-                    self._end_round(asked)
-                    self._begin_caches(asked)
-                case Prefill() as message:
-                    self._prefill(message)
-                    channel.send(Prefilled(message.request.request_id))
-                case Release(request_id):
-                    del self.sequences[request_id]
-                    self.answered_ns = 0
-                case Exercise(tokens):
-                    channel.send(Exercised(exercise(self.model, self.cache, tokens, channel)))
-                case TakeCosts(costs, batch_size):
-                    self.policy.take_costs(costs, batch_size)
-                case Close():
-                    return
+            message = channel.receive()
+            if isinstance(message, Close):
+                return
+            self._take(message, channel, listening_ns)
+
+    def _take(self, message: Any, channel: Channel, listening_ns: int) -> None:
+        """Does what a message asks, for which the draft had listened since `listening_ns`."""
+        match message:
+            case Speculate(asked):
+                channel.send(self._answer(asked, listening_ns))
+                self._end_round(asked)
+                self._begin_caches(asked)
+            case Prefill(request):
+                self._prefill(message)
+                channel.send(Prefilled(request.request_id))
+            case Release(request_id):
+                del self.sequences[request_id]
+                self.answered_ns = 0
+            case Exercise(tokens):
+                channel.send(Exercised(exercise(self.model, self.cache, tokens, channel)))
+            case TakeCosts(costs, batch_size):
+                self.policy.take_costs(costs, batch_size)
 
     def _prefill(self, message: Prefill) -> None:
         sequence = Sequence(message.request, message.slot, self.max_context)
@@ -121,22 +126,31 @@ class Speculator:
     # Answering: look the outcome up; the backup drafts what is missing.
 
     def _answer(self, asked: List[Ask], listening_ns: int) -> Speculations:
-        """Answers a message that the draft had listened for since `listening_ns`."""
         start_ns = time.perf_counter_ns()
+        states = self._look_up(asked, start_ns)
+        self._complete_trunks(states)
+        return self._tell(states, listening_ns, start_ns)
+
+    def _look_up(self, asked: List[Ask], start_ns: int) -> list[SequenceSpeculation]:
+        """Settles what the target decided until `start_ns`; a hit becomes the trunk."""
         if self.answered_ns:
             verified_s = (start_ns - self.answered_ns) / 1e9
             working_s = sum(span.end_ns - span.start_ns for span in self.speculating) / 1e9
             self.policy.observe_verification(verified_s, self.verifying, working_s)
         states = [self.sequences[ask.request_id] for ask in asked]
-        if unfed := [state for state in states if state.backup == "fast" and not state.trunk.nodes]:
+        if unfed := [state for state in states if state.given and not state.trunk.nodes]:
             self._pass({state: [state.trunk] for state in unfed})  # or they would pile up
-        guessed = [state.guessed() for state in states]
         for state, ask in zip(states, asked, strict=True):
             if ask.outcome is not None:
                 self._resolve(state, ask.outcome)
-        self._complete_trunks(states)
+        return states
+
+    def _tell(
+        self, states: List[SequenceSpeculation], listening_ns: int, start_ns: int
+    ) -> Speculations:
+        """Hands over what there is, drafted since `start_ns`."""
         drafted_ns = time.perf_counter_ns()
-        items = [self._hand_over(*pair) for pair in zip(states, guessed, strict=True)]
+        items = [self._hand_over(state) for state in states]
         self.verifying = sum(len(item.tokens) + 1 for item in items)
         spans = [
             *self.speculating,
@@ -165,7 +179,8 @@ class Speculator:
         for state in missed:
             found = state.ngrams.continuation(state.trunk.wanted)
             state.backup = self.policy.backup(len(self.sequences), bool(found))
-            if state.backup == "fast":
+            state.given = state.backup == "fast"
+            if state.given:
                 self._draft_fast(state.trunk, found)
         start = time.perf_counter()
         while growing := self._growing(states):
@@ -193,7 +208,7 @@ class Speculator:
         trunk.wanted = min(len(found), self.policy.fast_length(trunk.wanted))
         trunk.tokens += found[: trunk.wanted]
 
-    def _hand_over(self, state: SequenceSpeculation, guessed: List[Path]) -> Speculation:
+    def _hand_over(self, state: SequenceSpeculation) -> Speculation:
         trunk = state.trunk
         trunk.wanted = trunk.drafted
         if trunk.q:
@@ -204,8 +219,8 @@ class Speculator:
             tokens=tuple(trunk.tokens[1:]),
             cache=state.after,
             backup=state.backup,
-            guesses=len(guessed),
-            hit_chance=None if state.after is None else sum(path.chance for path in guessed),
+            guesses=state.guesses,
+            hit_chance=state.hit_chance,
             rank=state.rank,
         )
 
@@ -214,7 +229,7 @@ class Speculator:
     def _begin_caches(self, asked: List[Ask]) -> None:
         for ask in asked:
             state = self.sequences[ask.request_id]
-            ahead = self.policy.budget or state.backup == "fast"  # whose tokens are still to feed
+            ahead = self.policy.budget or state.given  # whose tokens are still to feed
             if ahead and state.sequence.draft_limit(1):  # else no round follows
                 state.building = True
                 self._open_branches(state)
@@ -236,7 +251,13 @@ class Speculator:
             first=first,
         )
         chances = self.policy.chances(self._confidences(state), outcomes)
-        state.open_branches(outcomes, chances)
+        own = self._share(sum(state.fan_out[:first]))
+        state.elsewhere.update({*outcomes} - {*outcomes[own]})
+        state.open_branches(outcomes[own], chances[own])
+
+    def _share(self, before: int) -> slice:  # noqa: ARG002
+        """Which of the guesses behind the first `before` ones this draft prepares for: all."""
+        return slice(None)
 
     def _confidences(self, state: SequenceSpeculation) -> list[float]:
         """The draft's probability of each token of the trunk, also of those a backup proposed."""
@@ -382,7 +403,7 @@ class Speculator:
                 confidences=tuple(trunk.confidences),
                 accepted=outcome.accepted,
                 rank=state.rank,
-                missed=state.cache.lookup(outcome) is None,
+                missed=state.cache.lookup(outcome) is None and outcome not in state.elsewhere,
             )
         )
 

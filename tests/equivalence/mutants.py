@@ -200,11 +200,11 @@ def resolve_with_neighbours_q(self, outcome, honest=SequenceSpeculation.resolve)
     return honest(self, outcome)
 
 
-def hand_over_after_refill(self, state, guessed, honest=Speculator._hand_over):
+def hand_over_after_refill(self, state, honest=Speculator._hand_over):
     """A slot's new sequence is given the q rows that its last one left there."""
     rows = self.q_buffer[state.sequence.slot]
     left = rows.clone()
-    answer = honest(self, state, guessed)
+    answer = honest(self, state)
     if state.after is None and left.any():
         rows.copy_(left)
     return answer

@@ -12,6 +12,7 @@ fixed here.
 import itertools
 import math
 from collections import Counter
+from dataclasses import replace
 from itertools import product
 from types import SimpleNamespace
 
@@ -110,6 +111,20 @@ def test_ssd_draws_from_the_target_after_hits_and_after_misses(options):
     counts = ssd_windows(**options)
     for outcome in CacheOutcome:
         assert p_value(counts[outcome], P) > FALSE_ALARM
+
+
+@pytest.mark.parametrize("passes", [None, 2], ids=["whole builds", "2 passes"])
+@pytest.mark.parametrize("c", [1.0, 0.5])
+def test_replicas_draw_from_the_target(monkeypatch, passes, c):
+    """Which of them is first with a hit, and how far it gets, depends on what has been drafted."""
+    monkeypatch.setattr(
+        Policy, "worth_drafting", lambda _, paths, __: paths[0].confidences[-1] > 0.2
+    )
+    several = replace(PAIR, drafts=2)
+    with several.ssd(lookahead=3, budget=2, passes=passes, saguaro_c=c, saguaro_top=1) as decoder:
+        log = decode(decoder, requests(SamplingParams(temperature=1.0)))
+    for outcome in CacheOutcome:
+        assert p_value(windows(log)[outcome], P) > FALSE_ALARM
 
 
 @pytest.mark.parametrize("passes", [None, 2], ids=["whole builds", "2 passes"])
@@ -229,6 +244,18 @@ def q_of_another_branch(self, sequence, speculation, draft_of=ssd.SaguaroDecoder
 def test_a_planted_bug_is_seen_where_it_is(monkeypatch, bug, stratum):
     monkeypatch.setattr(ssd.SaguaroDecoder, "_draft_of", bug)
     assert p_value(ssd_windows()[stratum], P) < FALSE_ALARM
+
+
+def test_q_rows_of_another_replica_are_seen(monkeypatch):
+    draft_of = ssd.SaguaroDecoder._draft_of
+
+    def draft_of_the_first(self, sequence, speculation):
+        return draft_of(self, sequence, speculation._replace(replica=0))
+
+    monkeypatch.setattr(ssd.SaguaroDecoder, "_draft_of", draft_of_the_first)
+    with replace(PAIR, drafts=2, deterministic=True).ssd(lookahead=3, budget=3) as decoder:
+        log = decode(decoder, requests(SamplingParams(temperature=1.0)))
+    assert p_value(windows(log)[CacheOutcome.HIT], P) < FALSE_ALARM
 
 
 def test_draws_shared_with_the_verifier_are_seen(monkeypatch):

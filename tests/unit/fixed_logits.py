@@ -314,6 +314,18 @@ def work_beside_the_target(decoder: Any, passes: int) -> None:
     decoder.verifier.score = score_beside_the_draft
 
 
+def _let_replicas_proceed(decoder: Any) -> None:
+    """The last message of a round is not answered: each replica reads it before the target does."""
+    verify = decoder.verifier.verify
+
+    def verify_beside_the_drafts(*arguments: Any) -> Any:
+        for process in decoder.processes:
+            process.work()
+        return verify(*arguments)
+
+    decoder.verifier.verify = verify_beside_the_drafts
+
+
 @dataclass(frozen=True)
 class Pair:
     """Two models and what to decode with."""
@@ -323,16 +335,25 @@ class Pair:
     max_context: int = 64
     deterministic: bool = False
     channel: ChannelName = "shared"
+    drafts: int = 1
 
     @classmethod
     def of(cls, target: Rule, draft: Rule, vocab: int, **settings: Any) -> Pair:
         return cls(Models(FixedLogitSpec(target, vocab), FixedLogitSpec(draft, vocab)), **settings)  # type: ignore[arg-type]
 
+    @property
+    def placement(self) -> Placement:
+        """Several drafts share the target's core, so that two run on two cores."""
+        if self.drafts == 1:
+            return Placement(channel=self.channel)
+        devices, cores = ",".join(["cpu"] * self.drafts), tuple(range(self.drafts))
+        return Placement(draft_cores=cores, draft_device=devices, channel=self.channel)
+
     def setup(self, options: Any) -> DecoderSetup:
         return DecoderSetup(
             self.models,
             options,
-            Placement(channel=self.channel),
+            self.placement,
             batch_size=self.batch_size,
             max_context=self.max_context,
             deterministic=self.deterministic,
@@ -374,6 +395,8 @@ class Pair:
         """SSD with its worker in this process, given `passes` passes between two messages."""
         with local_draft(passes):
             decoder = ssd.SaguaroDecoder.create(self.setup(SaguaroOptions(**PLAIN | options)))
+        if self.drafts > 1:
+            _let_replicas_proceed(decoder)
         try:
             yield decoder
         finally:

@@ -63,7 +63,7 @@ CACHE = SimpleNamespace(cells=1000)
 def test_target_passes_are_timed_alone_and_beside_the_working_draft(clock, batch_size):
     draft = Draft({batch_size * rows: 0.01 * rows for rows in ROWS})
     target = Model(clock, lambda tokens: (0.2 if draft.working else 0.1) + 0.001 * tokens)
-    costs = measure_costs(target, CACHE, draft, batch_size)
+    costs = measure_costs(target, CACHE, [draft], batch_size)
     assert costs.verify_idle.tokens == tuple(batch_size * n for n in TOKENS)
     for n in TOKENS:
         tokens = batch_size * n
@@ -76,23 +76,23 @@ def test_target_passes_are_timed_alone_and_beside_the_working_draft(clock, batch
 
 def test_one_slow_pass_does_not_count(clock):
     times = iter([9.0] + [0.1] * 1000)
-    costs = measure_costs(Model(clock, lambda _: next(times)), CACHE, Draft({1: 1.0}), 1)
+    costs = measure_costs(Model(clock, lambda _: next(times)), CACHE, [Draft({1: 1.0})], 1)
     assert costs.verify_idle.at(TOKENS[0]) == pytest.approx(0.1)
     assert REPEATS >= 3
 
 
 def test_a_disturbance_that_outlasts_a_few_passes_does_not_count(clock):
     times = iter([9.0] * len(TOKENS) + [0.1] * 1000)  # as many as a sweep over all sizes
-    costs = measure_costs(Model(clock, lambda _: next(times)), CACHE, Draft({1: 1.0}), 1)
+    costs = measure_costs(Model(clock, lambda _: next(times)), CACHE, [Draft({1: 1.0})], 1)
     assert costs.verify_idle.seconds == pytest.approx((0.1,) * len(TOKENS))
 
 
 def test_passes_lie_behind_some_context_where_the_cache_has_room(clock):
     model = Model(clock, lambda _: 0.1)
-    measure_costs(model, CACHE, Draft({1: 1.0}), 1)
+    measure_costs(model, CACHE, [Draft({1: 1.0})], 1)
     assert {(slot, start) for slot, start, _ in model.passes} == {(0, CONTEXT)}
     small = Model(clock, lambda _: 0.1)
-    measure_costs(small, SimpleNamespace(cells=40), Draft({1: 1.0}), 1)
+    measure_costs(small, SimpleNamespace(cells=40), [Draft({1: 1.0})], 1)
     assert all(start + count <= 40 for _, start, count in small.passes)
 
 

@@ -65,6 +65,29 @@ def test_the_command_line_moves_the_draft_of_a_run_file(tmp_path: Path) -> None:
     assert (placement.target_devices, placement.draft_device) == (("cuda:0", "cuda:1"), "cuda:0")
 
 
+@pytest.mark.parametrize(
+    ("given", "devices", "cores"),
+    [
+        ({"draft_device": "cuda:4-5"}, ("cuda:4", "cuda:5"), [(1,), (2,)]),
+        (
+            {"target_devices": "cuda:0-3", "draft_device": ["cuda:4", "cuda:6"]},
+            ("cuda:4", "cuda:6"),
+            [(4,), (5,)],
+        ),
+        ({"draft_device": "cpu,cpu", "draft_cores": [1, 2, 3, 4]}, ("cpu",) * 2, [(1, 2), (3, 4)]),
+        ({"draft_cores": [1, 2]}, ("cpu",), [(1, 2)]),  # one draft with two threads
+    ],
+)
+def test_several_draft_devices_have_a_worker_each(given, devices, cores) -> None:
+    placement = load(None, {"placement": given}).placement
+    assert placement.draft_devices == devices
+    assert [placement.worker_cores(number) for number in range(len(devices))] == cores
+    one = placement.with_one_draft()
+    assert (one.draft_devices, one.draft_cores) == (devices[:1], cores[0])
+    stored = RunConfig(placement=placement).model_dump(mode="json")
+    assert RunConfig.model_validate(stored).placement == placement
+
+
 def test_an_empty_run_file_is_the_defaults(tmp_path: Path) -> None:
     assert load(write(tmp_path, ""), {}) == RunConfig(pair=DEFAULT_PAIR)
 
@@ -131,8 +154,21 @@ def test_a_config_cannot_be_changed() -> None:
             "placement: target_devices: are either all GPUs or all cpu",
         ),
         (
-            {"placement": {"draft_device": "cuda:4-5"}},
-            "placement: draft_device: cuda:4-5 is more than one device",
+            {"placement": {"draft_device": "cuda:4-5,cuda:4"}},
+            "placement: draft_device: cuda:4 is listed twice",
+        ),
+        (
+            {"placement": {"draft_device": "cuda:4,cpu"}},
+            "placement: draft_device: are either all GPUs or all cpu",
+        ),
+        (
+            {"placement": {"draft_device": "cpu,cpu", "draft_cores": [1]}},
+            "placement: draft_cores: 1 cannot be shared out evenly among 2 draft_devices; give a "
+            "multiple",
+        ),
+        (
+            {"placement": {"draft_device": "cpu,cpu", "draft_cores": [1, 1]}},
+            "placement: draft_cores: 1 is listed twice; a device has cores of its own",
         ),
         (
             {"placement": {"target_devices": "cuda:0", "convention": "pooled"}},

@@ -184,6 +184,8 @@ def test_shared_cores_are_one_device_by_either_convention() -> None:
         ("cuda:0-3", "cuda:0", True, [4, 4]),
         ("cuda:0", "cpu", False, [2, 1]),  # the draft's cores are a device beside the GPU
         ("cuda:0", None, True, [1, 1]),
+        ("cuda:0-3", "cuda:4-5", False, [6, 4]),
+        ("cuda:0", "cuda:0-1", True, [2, 1]),
     ],
 )
 def test_per_device_figures_divide_by_the_gpus_in_use(target, draft, shared, devices) -> None:
@@ -191,6 +193,28 @@ def test_per_device_figures_divide_by_the_gpus_in_use(target, draft, shared, dev
     placement = RunConfig(pair="tiny", placement=given).placement  # type: ignore[arg-type]
     assert placement.shared is shared
     assert [placement.devices(asynchronous) for asynchronous in (True, False)] == devices
+
+
+def test_only_a_method_with_replicas_has_more_than_the_first_draft_device() -> None:
+    class Alone(OneToken):
+        asynchronous = True
+
+    class Replicated(Alone):
+        replicates_draft = True
+
+    placement = Placement((0,), (1, 2), draft_device="cpu,cpu")
+    names = {"sync": OneToken, "alone": Alone, "replicated": Replicated}
+    methods = {name: Method(decoder, DecoderOptions()) for name, decoder in names.items()}
+    config = RunConfig(pair="tiny", methods=tuple(names), placement=placement, warmup_steps=1)
+    workload = make_workload(config, {"mini": (EncodedPrompt(0, "chat", (0,)),)}, frozenset())
+    models: Any = None
+    pool = DecoderPool(methods, models, workload, config, PLACES.append)
+    found = {}
+    for name in names:
+        cell = Cell(name, "mini", 0.0, 1)
+        decoder: Any = pool.get(cell)
+        found[name] = (decoder.setup.placement.draft_cores, pool.describe(cell)["devices"])
+    assert found == {"sync": ((1, 2), 1), "alone": ((1,), 2), "replicated": ((1, 2), 3)}
 
 
 @pytest.mark.parametrize(

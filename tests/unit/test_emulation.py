@@ -94,8 +94,9 @@ def test_latencies_are_the_profiles_on_the_device():
 
 
 def test_devices_are_those_of_the_profile():
-    assert device_count(LLAMA, asynchronous=False) == 4
-    assert device_count(LLAMA, asynchronous=True) == 5
+    assert device_count(LLAMA, drafts=0) == 4
+    assert device_count(LLAMA, drafts=1) == 5
+    assert device_count(LLAMA, drafts=2) == 6
 
 
 def test_tuned_parameters_of_the_real_machine_are_not_taken():

@@ -102,6 +102,12 @@ def test_four_devices_share_a_target_and_one_has_the_draft():
     shared = Placement(target_devices=("cuda:0",), draft_device="cuda:0")
     (one,) = device_needs(target, draft, free, shared)
     assert (one.need_bytes, one.fits) == (144 * GB + 6 * GB + 2 * work, False)
+    several = Placement(target_devices=("cuda:0",), draft_device="cuda:3,cuda:4")
+    assert [(one.device, one.need_bytes) for one in device_needs(target, draft, free, several)] == [
+        ("cuda:0", 147 * GB + work),
+        ("cuda:3", 3 * GB + work),
+        ("cuda:4", 3 * GB + work),
+    ]
     gone = Placement(target_devices=("cuda:7",), draft_device="cpu")
     assert [one.fits for one in device_needs(target, draft, free, gone)] == [False, False]
 

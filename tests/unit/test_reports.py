@@ -273,5 +273,8 @@ def test_an_empty_manifest_still_has_words() -> None:
     told = dict(provenance.facts({"fingerprint": {"placement": placed | cores}}))
     draft = "draft process on cuda:1 (cores 1, 2) (shared)"
     assert told["devices"] == f"target on cuda:0, cuda:1 (core 0), {draft}"
+    several = {"draft_device": "cpu,cpu"} | cores
+    told = dict(provenance.facts({"fingerprint": {"placement": several}}))
+    assert told["devices"] == "target on core 0, 2 draft processes on cores 1, 2"
     gpus = {"fingerprint": {"gpus": [{"name": "H100"}, {"name": "H100"}]}}
     assert provenance.machine_name(gpus) == "2 x H100"
