@@ -38,9 +38,9 @@ class LateAnswer(Speculator):
 
 
 class SlowHandOver(Speculator):
-    def _hand_over(self, state, guessed):
+    def _hand_over(self, state):
         time.sleep(DELAY_S)
-        return super()._hand_over(state, guessed)
+        return super()._hand_over(state)
 
 
 class SlowDrafting(Speculator):
