@@ -44,15 +44,16 @@ def request(name="a", prompt=(0,), max_new_tokens=30, **settings):
 
 @contextmanager
 def ssd_process(pair, **options):
-    """SSD with a process of its own; nothing of it may be left behind."""
+    """SSD with processes of its own, one for each draft; nothing of them may be left behind."""
     decoder = ssd.SaguaroDecoder.create(pair.setup(SaguaroOptions(**PLAIN | options)))
     try:
         yield decoder
     finally:
         decoder.close()
         decoder.close()  # twice is fine
-        assert not psutil.pid_exists(decoder.draft.process.pid)
-        for pid in (os.getpid(), decoder.draft.process.pid):
+        pids = [process.pid for process in decoder.processes]
+        assert not any(map(psutil.pid_exists, pids))
+        for pid in (os.getpid(), *pids):
             assert not list(Path("/dev/shm").glob(f"torch_{pid}_*"))
 
 

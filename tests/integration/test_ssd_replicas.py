@@ -7,14 +7,13 @@ import json
 import os
 import signal
 from collections import Counter
-from contextlib import contextmanager
 from dataclasses import replace
 
 import psutil
 import pytest
 from click.testing import CliRunner
-from fixed_logits import PLAIN, Hashed, Pair, decode, emitted, greedy_text
-from test_ssd_process import TINY, request
+from fixed_logits import Hashed, Pair, decode, emitted, greedy_text
+from test_ssd_process import TINY, request, ssd_process
 
 from harness.cli import cli
 from harness.decoder import CacheOutcome, SamplingParams
@@ -31,17 +30,6 @@ TARGET = Hashed(16, 1)
 PAIR = Pair.of(TARGET, Hashed(16, 2), 16, batch_size=2, drafts=2)
 MODELS = Models(*(ModelSpec(TINY / role, "float32") for role in ("target", "draft")))
 REQUESTS = [request(f"r{i}", (i,), 12 + 5 * i) for i in range(5)]
-
-
-@contextmanager
-def replicated(pair, **options):
-    """Two draft processes; none of them may be left behind."""
-    decoder = ssd.SaguaroDecoder.create(pair.setup(SaguaroOptions(**PLAIN | options)))
-    try:
-        yield decoder
-    finally:
-        decoder.close()
-        assert not any(psutil.pid_exists(process.pid) for process in decoder.processes)
 
 
 def watched(decoder):
@@ -65,7 +53,7 @@ def test_greedy_outputs_of_the_tiny_pair_are_ars_and_either_replica_hits(batch_s
     pair = Pair(MODELS, batch_size=batch_size, max_context=128, drafts=2)
     texts = [request(f"r{i}", (i + 5, 6, 7), 10 + 8 * (i % 4)) for i in range(9)]
     expected = emitted(decode(pair.ar(), texts))
-    with replicated(pair, lookahead=4, budget=8) as decoder:
+    with ssd_process(pair, lookahead=4, budget=8) as decoder:
         owners = watched(decoder)
         log = decode(decoder, texts)
         pids = [process.pid for process in decoder.processes]
@@ -97,7 +85,7 @@ def test_where_nothing_follows_the_clock_replicas_emit_the_tokens_of_one_draft(c
         MODELS, batch_size=2, max_context=128, deterministic=True, drafts=2, channel=channel
     )
     options = {"lookahead": 4, "saguaro_c": 0.5}
-    with replicated(pair, budget=4, **options) as decoder:
+    with ssd_process(pair, budget=4, **options) as decoder:
         several = decode(decoder, texts)
     with replace(pair, drafts=1).ssd(budget=8, **options) as decoder:
         one = decode(decoder, texts)
@@ -111,14 +99,14 @@ def test_where_nothing_follows_the_clock_replicas_emit_the_tokens_of_one_draft(c
 @pytest.mark.parametrize("number", [0, 1])
 @pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_dead_replica_ends_the_step_or_leaves_the_target_to_itself(number, signal_number):
-    with replicated(PAIR) as decoder:
+    with ssd_process(PAIR) as decoder:
         decoder.start(REQUESTS[:2])
         decoder.step()
         os.kill(decoder.processes[number].pid, signal_number)
         reason = f"draft process {decoder.processes[number].pid}: died"
         with pytest.raises(DraftProcessError, match=reason):
             decode_on(decoder)
-    with replicated(PAIR, on_draft_failure="degrade") as decoder:
+    with ssd_process(PAIR, on_draft_failure="degrade") as decoder:
         step, made = decoder.step, []
 
         def step_and_kill():
